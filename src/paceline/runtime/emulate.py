@@ -19,7 +19,7 @@ from paceline.bench.virtual.devices.clock import DeviceClock, exact_timers
 
 __all__ = ["Emulated", "emulate", "emulate_as_told", "emulated_device"]
 
-FORGIVEN = 0.002
+LARGEST_LAG = 0.002
 """Lag of the host in seconds for which the device clock catches up."""
 
 
@@ -41,7 +41,7 @@ class Emulated:
 
     def __post_init__(self) -> None:
         unsteady = {"straggle": self.straggle, "straggle_factor": self.straggle_factor}
-        self._clock = DeviceClock(unsteady, seed=self.seed, forgiven=FORGIVEN)
+        self._clock = DeviceClock(unsteady, seed=self.seed, forgiven=LARGEST_LAG)
         exact_timers()
 
     def begin(self, samples: int) -> None:

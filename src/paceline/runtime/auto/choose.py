@@ -29,11 +29,11 @@ __all__ = [
 ]
 
 SMALL, LEAST_LARGE, LARGE = 1 << 10, 1 << 18, 1 << 20
-MANY = 8
+MANY_HOSTS = 8
 """Number of hosts above which only neighbours are measured."""
-SEAM = 4.0
+SITE_FACTOR = 4.0
 """A link that is slower than the fastest link by this factor separates two sites."""
-WITHIN = (1e10, 1e-5)
+INSIDE_HOST = (1e10, 1e-5)
 """Assumed bandwidth and latency inside a host with one rank, where nothing can be measured."""
 
 LinkRate = tuple[float, float]
@@ -43,7 +43,7 @@ Timing = tuple[float, float]
 
 GAIN = 1.1
 """Minimum predicted gain of another candidate, because a change has a cost and measurements are noisy."""
-LIKE = 1.25
+KIND_FACTOR = 1.25
 """Devices whose costs per sample differ by less than this factor count as one kind."""
 
 
@@ -63,7 +63,7 @@ def pairs_of(addresses: Sequence[str]) -> list[tuple[int, int]]:
         hosts.setdefault(address, []).append(rank)
     inside = [(ranks[0], ranks[1]) for ranks in hosts.values() if len(ranks) > 1]
     first = [ranks[0] for ranks in hosts.values()]
-    if len(first) > MANY:
+    if len(first) > MANY_HOSTS:
         return inside + [(first[i], first[(i + 1) % len(first)]) for i in range(len(first))]
     return inside + [(one, other) for i, one in enumerate(first) for other in first[i + 1 :]]
 
@@ -84,7 +84,7 @@ def links_from(addresses: Sequence[str], timings: dict[tuple[int, int], Timing],
         for site in {here, there}:
             (inside if here == there else between).setdefault(site, []).append(cost)
     sites = tuple(site_of[address] for address in addresses)
-    within = {site: _worst(inside.get(site, [WITHIN])) for site in set(sites)}
+    within = {site: _worst(inside.get(site, [INSIDE_HOST])) for site in set(sites)}
     out = {site: _worst(between[site]) if site in between else within[site] for site in set(sites)}
     return Links(sites, tuple(within[site] for site in sites), tuple(out[site] for site in sites))
 
@@ -103,7 +103,7 @@ def _sites(addresses: Sequence[str], costs: dict[tuple[int, int], LinkRate]) -> 
     site = {address: address for address in addresses}
     fastest = max((bandwidth for bandwidth, _ in costs.values()), default=0.0)
     for (one, other), (bandwidth, _) in costs.items():
-        if bandwidth * SEAM >= fastest and len(costs) > 1:
+        if bandwidth * SITE_FACTOR >= fastest and len(costs) > 1:
             old, new = site[addresses[other]], site[addresses[one]]
             site = {address: new if where == old else where for address, where in site.items()}
     return site
@@ -192,11 +192,11 @@ def _each(measured: Measured, batch: int) -> list[float]:
 
 
 def _kinds(each: Sequence[float]) -> list[str]:
-    """Name the kind of each device: a new kind begins where the next faster device differs by more than `LIKE`."""
+    """Name the kind of each device: a new kind begins where the next faster one differs by more than `KIND_FACTOR`."""
     order = sorted(range(len(each)), key=lambda i: each[i])
     names, kind = [""] * len(each), 0
     for before, index in zip([order[0], *order], order, strict=False):
-        kind += each[index] > LIKE * each[before]
+        kind += each[index] > KIND_FACTOR * each[before]
         names[index] = f"kind {kind}"
     return names
 

@@ -27,7 +27,7 @@ __all__ = ["EndsWithRank", "LoaderFactory", "LoaderSource", "RankSampler", "chec
 
 log = logging.getLogger("paceline.runtime")
 EXPECTED = "def loaders(sampler): return DataLoader(dataset, batch_sampler=sampler, num_workers=4)"
-OFTEN = 3
+WARN_AFTER = 3
 """Number of restarts of workers after which a warning is logged."""
 
 
@@ -115,7 +115,7 @@ class LoaderSource:
 
     def _count_starts(self) -> None:
         self._starts += 1
-        if self._starts == OFTEN and self._workers and not self._loader.persistent_workers:
+        if self._starts == WARN_AFTER and self._workers and not self._loader.persistent_workers:
             log.warning("loader workers are started for every lease of samples: persistent_workers=True keeps them")
 
 

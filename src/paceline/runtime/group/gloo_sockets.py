@@ -40,11 +40,11 @@ def ignore_callers(endpoints: Endpoints) -> int:
     count = 0
     for each in _sockets(endpoints):
         if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            count += _deafened(each)
+            count += _drop_packets(each)
     return count
 
 
-def _deafened(listener: socket.socket) -> bool:
+def _drop_packets(listener: socket.socket) -> bool:
     """Attach the filter to a listener; False if the kernel permits that to privileged processes only."""
     program = ctypes.create_string_buffer(_DROP, len(_DROP))
     try:

@@ -24,7 +24,7 @@ from paceline.runtime.members.rendezvous import LaunchContext, mpi_size
 
 __all__ = ["MpiWire", "mpi_launch_context"]
 
-NAP = 0.00005
+TEST_INTERVAL = 0.00005
 """Seconds between two tests of an operation. MPI makes progress only when it is called, and a busy loop would occupy
 the core beside the computation."""
 GREETING = 256
@@ -121,7 +121,7 @@ class MpiWire(Wire):
         while not work.is_completed():
             if self._interrupted.is_set():
                 raise Broken("the group forms a new view")
-            time.sleep(NAP)
+            time.sleep(TEST_INTERVAL)
         if work.buffer is not work.tensor:
             work.tensor.copy_(work.buffer)
 

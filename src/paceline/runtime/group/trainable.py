@@ -27,7 +27,7 @@ __all__ = [
 
 SUMMED = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
 """Data types of gradients that ranks can sum."""
-HOW = ("foreach", "fused", "capturable", "differentiable")
+DEVICE_OPTIONS = ("foreach", "fused", "capturable", "differentiable")
 """Settings of an optimizer that may differ between ranks, because they do not change results."""
 GRAPH, MEAN = 32, 1
 """Number of operators of a loss that are inspected, and PyTorch's number of the reduction `mean`."""
@@ -119,7 +119,7 @@ def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> float:
         for optimizer in optimizers
         for group in optimizer.param_groups
         for name, value in sorted(group.items(), key=lambda item: str(item[0]))
-        if name not in {"params", *HOW}
+        if name not in {"params", *DEVICE_OPTIONS}
         for number in (value if isinstance(value, list | tuple) else (value,))
         if isinstance(number, int | float) or (isinstance(number, torch.Tensor) and number.numel() == 1)
     ]

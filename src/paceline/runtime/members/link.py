@@ -26,7 +26,7 @@ FILLED = 4
 """One in this many heartbeats fills a packet: three per heartbeat timeout, two kilobytes per second."""
 
 
-LAST_WORD = 0.5
+FIN_TIMEOUT = 0.5
 """Seconds to wait for FIN on the second connection after a reset. It must be below the heartbeat timeout, because the
 group waits meanwhile."""
 
@@ -85,7 +85,7 @@ class MemberLink:
         """Whether the peer's process has ended, after `receive` raised this error."""
         if self.closed or isinstance(error, PeerClosed):
             return not self.closed
-        return self._lifeline is not None and self._lifeline.ends(LAST_WORD)
+        return self._lifeline is not None and self._lifeline.ends(FIN_TIMEOUT)
 
     def close(self, last: Message | None = None) -> None:
         """Close the connection after an optional last message."""

@@ -238,7 +238,7 @@ class Member:
                     self._give_up(Event.NO_LEADER, TrainingLost(why, hint=hint))
                 time.sleep(RETRY)
                 continue
-            self._obey(self._begin_to_follow(*found))
+            self._follow_messages(self._begin_to_follow(*found))
             deadline = time.monotonic() + self._timeouts.join
 
     def _begin_to_follow(self, endpoint: Endpoint, channel: Channel) -> MemberLink:
@@ -252,7 +252,7 @@ class Member:
         link.hold(peers.open_lifeline(endpoint, self._login))
         return link
 
-    def _obey(self, link: MemberLink) -> None:
+    def _follow_messages(self, link: MemberLink) -> None:
         expected = accepted_by(messages.Role.MEMBER, sender=messages.Role.LEADER)
         silent = False
         try:

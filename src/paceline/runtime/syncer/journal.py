@@ -43,7 +43,7 @@ SHARD_RESTARTS = 20
 LARGEST = 4
 """A file is full when it is this many times as large as one record of the whole state, and above a minimum."""
 MANY_BYTES = 1 << 20
-ROOM = 1 << 16
+GROWTH_BYTES = 1 << 16
 """Files grow in multiples of this many bytes; records of a later generation differ by a few bytes."""
 SUFFIXES = ("", "-other")
 """Suffixes of the names of the two files."""
@@ -96,7 +96,7 @@ class FileDisk:
         handle = self._handle(side)
         end = at + sum(map(len, parts))
         if end > os.fstat(handle).st_size:
-            parts = (*parts, bytes(-end % ROOM))
+            parts = (*parts, bytes(-end % GROWTH_BYTES))
         for part in parts:
             rest = memoryview(part)
             while rest:

@@ -29,7 +29,7 @@ from paceline.runtime.watch.recorder import TRACED_STEPS, F, Recorder, guarded
 
 __all__ = ["Hooks"]
 
-LOOKED_AT = 2
+OBSERVED_STEPS = 2
 """Number of steps in which all modules are observed, to find the outermost ones."""
 LOOKS = 3
 """Largest number of new searches for outermost modules, after steps without a forward pass."""
@@ -269,7 +269,7 @@ class Hooks:
 
     def _look(self) -> None:
         self._looks += 1
-        self._look_until = self.recorder.step + LOOKED_AT
+        self._look_until = self.recorder.step + OBSERVED_STEPS
         self._finding = [wrapped(torch.nn.Module, "__call__", self._around_call, None)]
 
     def _around_call(self, original: Any, module: Any, *given: Any, **named: Any) -> Any:
