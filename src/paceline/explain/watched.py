@@ -37,7 +37,7 @@ RARE = 0.34
 FEWEST_STALLS = 3
 """Fewer long steps may be chance."""
 SPREAD = 3
-"""Irregular stalls in this many phases have one cause outside of the step, which delays the whole process."""
+"""Irregular stalls of this number of phases have one cause, which is not in the step: the process itself is held up."""
 TOGETHER = 1.5
 """A group of ranks is named if it costs this many times what its members cost one by one."""
 COLLECTED = 0.6
@@ -367,7 +367,7 @@ def _steady(series: _Series, setting: Setting) -> list[StepCause]:
     for phase, limit in STEADY.items():
         if phase != "io" and not computes:
             continue  # what an exchange hides behind was not recorded
-        values = series.phases[phase].min(axis=0)  # common to all ranks: the exchange without waiting
+        values = series.phases[phase].min(axis=0)  # what every rank has: of the exchange, what is not waiting
         share = _share(values, series.step_s)
         needless = phase == "aggregate" and setting.searches  # a search that finds nothing is a cause at any cost
         if share.value >= (NOTICEABLE if needless else limit):

@@ -39,7 +39,7 @@ WARMUP = 2
 TRACED = 3
 """Number of traced steps; they alternate with untraced steps, so that drift affects both equally."""
 ON_ONE_THREAD = 5
-"""Number of steps on one thread; they alternate with steps on all threads."""
+"""Number of steps on one thread, alternating with steps on all threads."""
 ROOT = "whole model"
 Clock = Callable[[], float]
 

@@ -166,7 +166,7 @@ def outline_of(model: nn.Module, inputs: Any, *, name: str | None = None, batch:
             f"the forward pass of {type(model).__name__} multiplies nothing that can be counted",
             hint="give the model itself, not a compiled or scripted form",
         )
-    # work of functions between layers is spread over the layers
+    # functions between layers multiply and move, too: their part is spread over the layers
     scale = {"macs": _scale(work, "macs", work.total), "moved": _scale(work, "moved", work.traffic)}
     gradients = _gradients(model)
     names = list(dict.fromkeys([*work.layers, *gradients]))
@@ -273,7 +273,7 @@ def _batch(inputs: Any) -> int:
 
 
 def _gradients(model: nn.Module) -> dict[str, list[int]]:
-    """Bytes of each trainable parameter by layer; a tied parameter counts in its first layer."""
+    """Bytes of each trainable parameter by layer; tied ones count where they come first."""
     seen: set[int] = set()
     found: dict[str, list[int]] = {}
     for name, module in model.named_modules():

@@ -90,9 +90,9 @@ class Training:
         """The step at which a checkpoint was last considered."""
         self._all = dict(model.named_parameters())
         self.parameters = [parameter for parameter in self._all.values() if parameter.requires_grad]
-        """The trained parameters, as of the time at which the rank joined."""
+        """Those that are trained; which ones is decided when the rank joins."""
         self._partial: list[Tensor | None] = []
-        """Gradients of earlier passes, if the share is computed in several passes."""
+        """Gradients of the passes before, of a share that is taken in several."""
         check_trainable(model, self.optimizers)
         if settings.large is not None:
             settings.large.check(self.optimizers)
@@ -252,9 +252,9 @@ class Training:
         )
 
     def alike(self) -> tuple[float, float]:
-        """Numbers that must be equal on all ranks: of the optimizers, and at intervals the norm of the parameters.
+        """Numbers that all ranks have alike: of the optimizers, and now and then of the parameters, which take a pass.
 
-        The norm is left out for shards, and for Keras, whose variables are copied to the parameters at intervals only.
+        A rank's shards are its own, and Keras moves its variables behind parameters that follow now and then.
         """
         rates = rates_of(self.optimizers)
         due = self.position.step < LOOKED_AT or self.position.step % LOOKED_AT == 0

@@ -145,7 +145,7 @@ MOST_HOSTS = 65536
 MOST_DEVICES = 64
 """Largest number of devices of one host."""
 ALONE = "loopback"
-"""Name of the internal link of a host with a single device."""
+"""Between ranks of a host whose device has no link to a second one; there is no second one."""
 _TIMES = re.compile(r"(?P<name>.+?)\s*[x*]\s*(?P<count>\d+)|(?P<first>\d+)\s*[x*]\s*(?P<then>.+)")
 _HOSTS = re.compile(
     r"(?:(?P<before>\d+)\s*[xX*]\s*)?(?P<device>\S.*?)(?:\s*[x*]\s*(?P<after>\d+))?"
@@ -163,7 +163,7 @@ class InstanceRecord(SpecModel):
     link: Name
     nics: Count = 1
     price: Price
-    """Price of the whole instance."""
+    """Of the whole instance."""
     as_of: Annotated[str, Field(pattern=r"^\d{4}-\d{2}$")]
     """Year and month in which the price held."""
     source: Name
@@ -228,11 +228,11 @@ class HostsExpression:
     count: int
     """Number of devices in each host."""
     link: str | None
-    """Link between hosts."""
+    """Between hosts."""
     hosts: int
 
     def written(self, count: int, hosts: int) -> str:
-        """The text for other numbers of the same device and link."""
+        """The same device and link in other numbers."""
         each = self.device if count == 1 else f"{count}x {self.device}"
         over = f" over {self.link or 'LINK'}" if self.link or hosts > 1 else ""
         return f"{each}{over}" + (f" x {hosts}" if hosts > 1 else "")

@@ -39,7 +39,7 @@ class LoggedStep:
     samples_per_s: float | None = None
     """Samples per second of all devices."""
     start: int = 0
-    """Number of the start of training that wrote the line: a log may continue after a checkpoint was loaded."""
+    """Which start of the training wrote the line: a log may go on after a checkpoint was loaded."""
 
 
 Reader = Callable[[str], LoggedStep | None]

@@ -79,7 +79,7 @@ def _attribute(name: str, value: bool | int | float | str) -> bytes:
 
 
 def looks_like_chakra(path: Path) -> bool:
-    """Whether a file is a Chakra trace: by its name, or by a first message with a version or an attribute."""
+    """By its name, or by a message that begins with a version or an attribute."""
     begin = begin_of(path, 16)
     return path.suffix == ".et" or begin.lstrip(bytes(range(0x80, 0x100)))[1:2] in (b"\x0a", b"\x12")
 

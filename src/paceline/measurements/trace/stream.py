@@ -83,7 +83,7 @@ def _plain(path: Path, file: IO[bytes]) -> IO[bytes]:
 
 
 def _begin(file: IO[bytes]) -> bytes:
-    """The first bytes; empty for a damaged file, for which the reader raises the error."""
+    """The first bytes; none of what is broken, which its reader finds."""
     try:
         begin = file.read(8)
     except BROKEN:

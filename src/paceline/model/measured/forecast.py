@@ -179,7 +179,7 @@ def _bounded(series: Series, count: float, centre: float, doubt: Doubt, batch: f
 
 
 def _enclosed(series: Series, count: float, centre: float, doubt: Doubt) -> tuple[float, Doubt]:
-    """Centre and uncertainty between two measured counts: the time per device lies between theirs."""
+    """The same between two measured counts: the time per device lies between theirs, and so does what may be wrong."""
     right = int(np.searchsorted(series.devices, count))
     if right == 0 and series.devices[0] != count:
         return centre, doubt

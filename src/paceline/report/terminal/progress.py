@@ -57,7 +57,7 @@ class Display:
         try:
             yield
         except KeyboardInterrupt:
-            self.console.print(f"\nFinished launches are stored; continue with:\n  {escape(command)}")
+            self.console.print(f"\nWhat is finished is kept; go on with:\n  {escape(command)}")
             raise
 
     def checks(self, checks: tuple[Check, ...]) -> None:

@@ -214,7 +214,7 @@ def _start_shard(index: int, address: str, choice: Choice, secret: bytes) -> int
 
 
 def _keep(argv: Sequence[str], folder: Path, secret: bytes) -> None:
-    """Run a shard, and restart it if it was killed or could not write; its committed state is in its folder."""
+    """Start a shard, and again whenever it was killed or could not write; what it had committed is in its folder."""
     env = {**os.environ, variables.SECRET: secret.decode()}
     for _ in range(1 + SHARD_RESTARTS):
         with (folder / "log").open("ab") as log:

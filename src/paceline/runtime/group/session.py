@@ -29,10 +29,10 @@ from paceline.runtime.training import Training
 __all__ = ["GroupSession", "RankGroup"]
 
 USUAL_LIMITS = (2**20, 25 * 2**20)
-"""Bytes of the first bucket and of the others until times are measured; as in DistributedDataParallel."""
+"""Bytes of the first bucket and of the others until times were seen, as in DistributedDataParallel."""
 log = logging.getLogger("paceline.runtime")
 ALWAYS = ("costs", "link", "terms", "identity")
-"""Parts of a report that are sent even if all ranks hold equal states."""
+"""Parts of a report that ranks need even if they hold equal states."""
 INPUT_BOUND = 0.5
 """If loading takes more than this share of a rank's step, the explanation names input as its limit."""
 ARRANGE_AFTER = (4, 16)

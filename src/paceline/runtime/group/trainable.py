@@ -30,7 +30,7 @@ SUMMED = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.com
 DEVICE_OPTIONS = ("foreach", "fused", "capturable", "differentiable")
 """Settings of an optimizer that may differ between ranks, because they do not change results."""
 GRAPH, MEAN = 32, 1
-"""Number of operators of a loss that are inspected, and PyTorch's number of the reduction `mean`."""
+"""Operators behind a loss that are looked at, and the reduction of which PyTorch says `mean`."""
 GOLDEN = 0.618
 EQUAL = 1e-6
 """Relative tolerance for equal rates, which are sent as float32."""
@@ -113,7 +113,7 @@ def leaves_out(loss: torch.Tensor, samples: int) -> bool:
 
 
 def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> float:
-    """A sum over the logarithms of all rates, momenta and decays, so that a change of a small one shows as well."""
+    """One number that changes with each rate, momentum, decay: on a scale of logarithms, small ones count as well."""
     numbers = [
         float(number)
         for optimizer in optimizers

@@ -19,7 +19,7 @@ from paceline.runtime.syncer.journal import DAMAGED, SHARD_RESTARTS
 __all__ = ["JobResult", "follow_ranks"]
 
 POLL_S = 0.1
-"""Polling interval of processes and their logs in seconds; the delay of a restart and of a printed line."""
+"""Seconds between two looks at processes and their logs: the delay of a restart, and of a printed line."""
 _REACHED = re.compile(re.sub(r"\\{\w+:\\.2f\\}", r"(\\d+\\.\\d+)", re.escape(REACHED)).replace(r"\{steps\}", r"\d+"))
 
 

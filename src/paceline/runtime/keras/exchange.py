@@ -77,7 +77,7 @@ class _ShadowOptimizer(torch.optim.Optimizer):
     def __init__(self, model: Any, shadow: _Shadow) -> None:
         self._model, self._shadow = model, shadow
         self.summed: list[Tensor] = []
-        """Summed gradients of the last step."""
+        """Gradients of the last step."""
         super().__init__(shadow.parameters(), {})
 
     def step(self, closure: Any = None) -> None:

@@ -68,7 +68,7 @@ class LaunchContext:
 
 
 def launch_context(env: Mapping[str, str] = os.environ) -> LaunchContext:
-    """The context from the launcher's variables; a process without a launcher is alone."""
+    """What the launcher says; a process without a launcher is alone."""
     rank = _number(env, RANKS, otherwise=0)
     size = launched_size(env)
     roster = Path(env[variables.ROSTER]) if variables.ROSTER in env else None
@@ -93,12 +93,12 @@ def launch_context(env: Mapping[str, str] = os.environ) -> LaunchContext:
 
 
 def launched_size(env: Mapping[str, str] = os.environ) -> int:
-    """Number of processes of this group that the launcher has started."""
+    """Processes of this group that the launcher has started."""
     return _number(env, SIZES, otherwise=1, least=1)
 
 
 def mpi_size(env: Mapping[str, str] = os.environ) -> int:
-    """Number of processes that mpirun has started; 1 without mpirun."""
+    """Processes that mpirun has started, by its own count; 1 without mpirun."""
     return max(_number(env, (name,), otherwise=1, least=1) for name in MPI_SIZES)
 
 

@@ -54,7 +54,7 @@ def local_secret(env: Mapping[str, str] = os.environ) -> bytes:
     path = _private_folder() / f"job-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:24]}"
     if env.get("RANK") == "0":
         atexit.register(path.unlink, missing_ok=True)
-    return _create_once(path).encode()
+    return _made_once(path).encode()
 
 
 def seal_endpoint(secret: bytes, session: str, endpoint: str) -> str:
@@ -74,8 +74,8 @@ def _proof(secret: bytes, session: str, endpoint: str) -> str:
     return hmac.new(secret, content, hashlib.sha256).hexdigest()
 
 
-def _create_once(path: Path) -> str:
-    """The content of a file that the first rank creates; a link makes it appear with its whole content."""
+def _made_once(path: Path) -> str:
+    """The content of the file, which the first of the ranks makes: the name appears with all of its content."""
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w") as file:

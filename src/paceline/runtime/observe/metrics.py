@@ -34,7 +34,7 @@ TAIL = 1 << 16
 LARGEST_NUMBER = 1e15
 """Largest value of a metric; a line with a larger value is not from a rank."""
 LARGEST = 1 << 20
-"""Largest answer of an endpoint in bytes."""
+"""Bytes that an endpoint may answer."""
 
 
 def prometheus_text(line: Line) -> str:
@@ -99,6 +99,6 @@ def _fetch(url: str) -> Line:
         with urllib.request.urlopen(f"{url.rstrip('/')}/line.json", timeout=5) as answer:
             return _line(answer.read(LARGEST))
     except (OSError, ValueError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)  # urllib wraps the error of the system
+        reason = getattr(error, "reason", error)  # of urllib, around what the system said
         reason = getattr(reason, "strerror", None) or reason
         raise InputError(f"{url} does not answer: {reason}", hint="the port of Settings(metrics_port=...)") from None

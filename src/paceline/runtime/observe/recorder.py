@@ -29,7 +29,7 @@ EVERY = 1.0
 WAITING_LINES = 100
 """Number of lines that may wait for a slow disk; further lines are dropped."""
 REQUEST = 5.0
-"""Timeout of a request to the endpoint in seconds."""
+"""Seconds for a whole request to the endpoint."""
 log = logging.getLogger("paceline.runtime")
 Sink = Callable[[Line], None]
 
@@ -139,9 +139,9 @@ def _scalars(settings: Settings, name: str) -> Sink:
 
 
 class _Endpoint(HTTPServer):
-    """An HTTP server that answers one request at a time, each within `REQUEST` seconds."""
+    """Answers one request at a time, each within seconds."""
 
-    line: Line = {}  # noqa: RUF012 - replaced, never mutated
+    line: Line = {}  # noqa: RUF012 - replaced, never changed
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log at debug level only, because a client may disconnect at any time."""
@@ -154,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        # A client that sends slowly would block the others.
+        # A caller that sends a byte now and then would keep others out.
         self._limit = threading.Timer(REQUEST, lambda: self.connection.shutdown(socket.SHUT_RDWR))
         self._limit.daemon = True
         self._limit.start()
@@ -185,11 +185,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _endpoint(port: int) -> _Endpoint | None:
-    """An endpoint on the loopback interface; None with a warning if the port is taken."""
+    """On the loopback interface; a port that is taken is a warning."""
     try:
         server = _Endpoint(("127.0.0.1", port), _Handler)
     except (OSError, OverflowError) as error:
-        log.warning("no endpoint for metrics on port %d: %s; training continues", port, error)
+        log.warning("no endpoint for metrics on port %d: %s; training goes on", port, error)
         return None
     threading.Thread(target=server.serve_forever, daemon=True, name="paceline-endpoint").start()
     return server
