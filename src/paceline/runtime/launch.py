@@ -124,13 +124,7 @@ class TrainingJob:
 def run_training(request: TrainingRequest, target: LaunchTarget, show: Callable[[str], None]) -> JobResult:
     """Run a script on the devices that take part, and show the output of its ranks."""
     cluster, chosen, grouping = request.cluster, request.chosen, request.grouping
-    if request.plan is not None:
-        _check_plan(request.plan, cluster)
-    if max(chosen) >= cluster.num_devices:
-        raise InputError(
-            f"rank {max(chosen)} is asked for, cluster {cluster.name!r} has {cluster.num_devices} devices",
-            hint="ask for fewer ranks, or name the cluster that the plan was made for",
-        )
+    _check_devices(request)
     used = reduced(cluster, chosen)
     # Training runs in real time by default.
     if target.on == "virtual" and target.dilation is None:
@@ -172,6 +166,18 @@ def fair_share(cluster: Cluster, *, one_machine: bool) -> int:
     if one_machine:
         return fair_threads(here, cluster.num_devices)
     return min(fair_threads(host.cores or here, len(host.devices)) for host in cluster.hosts)
+
+
+def _check_devices(request: TrainingRequest) -> None:
+    """Refuse a plan for another cluster, and more ranks than the cluster has devices."""
+    cluster, last = request.cluster, max(request.chosen)
+    if request.plan is not None:
+        _check_plan(request.plan, cluster)
+    if last >= cluster.num_devices:
+        raise InputError(
+            f"rank {last} is asked for, cluster {cluster.name!r} has {cluster.num_devices} devices",
+            hint="ask for fewer ranks, or name the cluster that the plan was made for",
+        )
 
 
 def _check_plan(plan: PlanFile, cluster: Cluster) -> None:
