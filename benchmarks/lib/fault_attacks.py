@@ -30,8 +30,6 @@ from paceline.channel.handshake import VERSION
 OPENS, LOGS_IN = 81, 601
 """Bytes from which packets are dropped: connections open and nothing is said, or whole logins and heartbeats pass."""
 STRANGERS = 1000
-NAMED_AFTER = 1.0
-"""Seconds in its own code after which a rank is named; fault_worker.py sets the same."""
 
 
 def payload(job: Job, generator: random.Random) -> Cost:

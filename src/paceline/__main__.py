@@ -27,7 +27,7 @@ def start() -> None:
 
 
 def _stop(number: int, frame: object) -> None:
-    """Nothing is begun that would have to be cleaned up, or it was."""
+    """Exit at once on a signal: at this point there is nothing to clean up."""
     os.write(2, b"stopped\n")
     os._exit(128 + number)
 

@@ -3,7 +3,7 @@
     PacelineError                 an error that the user can fix; the command line prints it and exits
     ├── InputError                an argument or input file is wrong (exit 2)
     │   ├── SpecError             a study, cluster or network file; contains all its problems
-    │   ├── UnitError             "25 GB/s" where a time was expected
+    │   ├── UnitError             a quantity with a wrong unit, such as "25 GB/s" for a time
     │   ├── UnknownName           a name that is not in the catalog or store, with the nearest known name
     │   └── Unsupported           a valid request for which there is no data
     ├── EnvironmentFailed         the environment of a framework could not be created (exit 1)

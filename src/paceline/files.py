@@ -36,7 +36,7 @@ def atomic_write(path: Path, content: Content, *, durable: bool = True, previous
     """
     mode = _replaced_mode(path)
     name = os.fsdecode(os.fsencode(path.name)[:_KEPT_NAME])
-    # Nobody can guess the name, and `x` follows no link that somebody made in a shared directory.
+    # The name is random, and mode `x` does not follow links of other users in a shared directory.
     temporary = path.with_name(f"{name}{_MARK}{_owner()}-{os.urandom(6).hex()}")
     try:
         with _opened(temporary, path) as file:
@@ -76,9 +76,9 @@ def _replaced_mode(path: Path) -> int | None:
 
 
 def write_output(path: Path, content: str | bytes) -> None:
-    """Write a file that the user named: atomically, and straight into what is no file, such as /dev/stdout or a pipe.
+    """Write a file that the user named: atomically, or directly if it is a pipe or a device such as /dev/stdout.
 
-    A symbolic link is followed, as by a shell. A FIFO that nobody reads is an error at once.
+    A symbolic link is followed, as by a shell. A FIFO without a reader is an error at once.
     """
     if str(path).startswith(("/dev/", "/proc/")) or (path.exists() and not path.is_file()):
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -121,8 +121,8 @@ def read_regular(path: Path, *, most: int | None = None, follow: bool = False, t
 def atomic_directory(target: Path, *, scratch: Path | None = None, durable: bool = True) -> Iterator[Path]:
     """A temporary directory that becomes `target` when the block ends without an exception, and is removed otherwise.
 
-    If another process made `target` first, its directory is kept and this one dropped. The temporary directory is made
-    in `scratch`, which has to be on the same file system, else beside the target.
+    If another process has made `target` meanwhile, its directory is kept and this one is removed. The temporary
+    directory is made in `scratch`, which must be on the same file system, or by default beside the target.
     """
     parent = scratch or target.parent
     folder = Path(tempfile.mkdtemp(prefix=f"{target.name}{_MARK}{_owner()}-", dir=parent))

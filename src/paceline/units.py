@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"\s*([+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s
 
 @dataclass(frozen=True)
 class Dimension:
-    """One kind of quantity: its name, its units with their factors to SI, and the steps used for printing."""
+    """A kind of quantity: its name, its units with factors to SI, and the units for printing."""
 
     name: str
     example: str

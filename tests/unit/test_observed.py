@@ -71,7 +71,6 @@ def test_the_steps_of_a_stored_run_are_those_that_were_recorded(tmp_path: Path) 
     for one, other in zip(found, wanted, strict=True):
         assert (one.rank, one.step, one.start_s, one.seconds) == (other.rank, other.step, other.start_s, other.seconds)
         assert one.phases == pytest.approx(other.phases, abs=1e-9)
-    assert found[0].work_s == pytest.approx(0.092)
 
 
 def test_every_verb_reads_it(tmp_path: Path) -> None:
@@ -193,8 +192,3 @@ def test_a_log_without_phases_has_no_largest_one(tmp_path: Path) -> None:
                     launcher="import"), Store(tmp_path))  # fmt: skip
     done = CliRunner().invoke(program, ["explain", "bare", "--store", str(tmp_path)])
     assert "does not split the step into phases" in done.output
-
-
-def test_the_work_of_a_step_is_what_is_not_exchange() -> None:
-    assert ObservedStep(0, 0, 0.0, 3.0, {"aggregate": 1.25}).work_s == 1.75
-    assert ObservedStep(0, 0, 0.0, 3.0, {"forward": 1.0}).work_s == 3.0

@@ -169,10 +169,10 @@ def unfaithful(reports: list[RankReport], *, dilation: float) -> Failure | None:
 
 
 def _culprit(processes: list[Process], reports: list[RankReport], ending: Ending) -> Process:
-    """The process that failed first, else one that did not finish.
+    """The process that failed first; without one, a process that did not finish.
 
-    Of several that failed between two polls, a killed process comes first, then the earliest error: the others often
-    fail only because a peer is gone. If the first to arrive lost its peer, a rank with an error of its own comes first.
+    If several failed between two polls, a killed process comes first, then the earliest error, because the others often
+    fail only for lack of a peer. If the earliest error is a lost peer, a rank with another error comes first.
     """
     failed = [process for process in processes if process.name in ending.first_failed]
     if failed:

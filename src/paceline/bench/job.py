@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +17,7 @@ __all__ = [
     "Adapter",
     "CaseLaunch",
     "LaunchSpec",
+    "is_crowded",
     "rank_processes",
     "shared_env",
 ]
@@ -114,7 +115,7 @@ def shared_env(spec: LaunchSpec, placed: Placed) -> dict[str, str]:
         "MASTER_PORT": str(rendezvous.ports[1]),
     }
     env.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads))
-    if _crowded(spec, placed):
+    if is_crowded(spec.placement, placed, spec.threads, one_machine=spec.one_machine):
         env["OMP_WAIT_POLICY"] = "passive"  # a thread that waits leaves its core to other ranks
     if rendezvous.interface:
         env.update(
@@ -123,10 +124,10 @@ def shared_env(spec: LaunchSpec, placed: Placed) -> dict[str, str]:
     return env
 
 
-def _crowded(spec: LaunchSpec, placed: Placed) -> bool:
-    """Whether the ranks of a host have more threads than it has cores."""
-    mates = sum(1 for other in spec.placement if spec.one_machine or other.host == placed.host)
-    return mates * spec.threads > len(os.sched_getaffinity(0))
+def is_crowded(placement: Sequence[Placed], placed: Placed, threads: int, *, one_machine: bool) -> bool:
+    """Whether the ranks that share cores with this rank have more threads than this machine has cores."""
+    mates = sum(1 for other in placement if one_machine or other.host == placed.host)
+    return mates * threads > len(os.sched_getaffinity(0))
 
 
 def _cores(spec: LaunchSpec, placed: Placed) -> str:
@@ -134,6 +135,10 @@ def _cores(spec: LaunchSpec, placed: Placed) -> str:
     usable = sorted(os.sched_getaffinity(0))
     mates = [other for other in spec.placement if spec.one_machine or other.host == placed.host]
     position = mates.index(placed)
-    if placed.device.emulation is not None or placed.device.quota < 1 or _crowded(spec, placed):
+    if (
+        placed.device.emulation is not None
+        or placed.device.quota < 1
+        or is_crowded(spec.placement, placed, spec.threads, one_machine=spec.one_machine)
+    ):
         return ""
     return ",".join(str(core) for core in usable[position * spec.threads : (position + 1) * spec.threads])

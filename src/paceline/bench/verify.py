@@ -93,7 +93,7 @@ class Verification:
     worst: str = ""
     """The tensor with the largest error."""
     error: float | None = None
-    """Its relative error."""
+    """Relative error of the quantity."""
     reason: str = ""
 
 

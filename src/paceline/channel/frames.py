@@ -1,13 +1,13 @@
-"""A connection whose every frame carries a MAC, with a deadline for everything that is sent or received.
+"""A connection on which every frame has a MAC, with a deadline for every send and receive.
 
-A frame is a head (bytes of text, bytes of data, MAC), the text, the data, and a MAC over all of it. Each direction has
-its own key and counts its frames, so that a frame that is changed, repeated, left out or sent back ends the connection.
+A frame has a head (bytes of text, bytes of data, MAC), the text, the data, and a MAC over all of it. Each direction has
+its own key and counts its frames, so that a changed, repeated, missing or reflected frame ends the connection.
 
-Sending never waits: what the socket does not take at once is queued, and a thread hands it over. A peer that takes too
-little for too long ends the connection. So no thread that sends heartbeats, or decides, waits for a slow peer.
+Sending never waits: a thread sends the part of a frame that the socket does not accept at once. A connection whose peer
+reads too slowly for too long is closed. So threads that send heartbeats or decide never wait for a slow peer.
 
-Large frames are sealed and checked piece by piece, on both sides at a time. A frame without its MAC counts for nothing:
-who has to wait before the peer may be told sends the rest of it meanwhile (`hold`).
+Large frames are sealed and checked in pieces, so that both sides work at the same time. A peer ignores a frame without
+its MAC: a sender that has to wait for an event before the peer may act sends the rest of the frame meanwhile (`hold`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _JOINED = 1 << 16
 """Bytes up to which a frame is copied together, so that it is one system call and one packet; and of a larger one's
 pieces."""
 _LONGEST_POLL = 3600.0
-"""Seconds; the kernel knows no times beyond some weeks."""
+"""Longest poll in seconds; the kernel's limit is some weeks."""
 
 
 class PeerClosed(ConnectionError):
@@ -98,9 +98,9 @@ class SecureConnection:
         self.peer, self._keys = keys.peer, (FrameMacs(keys.sending), FrameMacs(keys.receiving))
 
     def send(self, text: bytes, data: Octets = b"", *, hold: Callable[[], None] | None = None) -> None:
-        """Send one frame, or queue it; raises ConnectionError if the connection is over.
+        """Send or queue one frame; raises ConnectionError if the connection is closed.
 
-        `data` must not change any more. The end of the frame is sent only after `hold` returns.
+        `data` must not change afterwards. The end of the frame is sent only after `hold` has returned.
         """
         with self._sending:
             try:
@@ -118,7 +118,7 @@ class SecureConnection:
             self._queued += len(part)
             self._queue.append((memoryview(part), time.monotonic() + _allowed(self._queued)))
             if self._queued > MAX_QUEUED:
-                self._break(f"the peer takes nothing: {self._queued} bytes wait for it")
+                self._break(f"the peer reads nothing: {self._queued} bytes wait for it")
             elif not self._writing and not self._drain():
                 self._writing = True
                 threading.Thread(target=self._write, daemon=True, name="paceline-write").start()
@@ -162,7 +162,7 @@ class SecureConnection:
             raise ConnectionError(str(error)) from error
 
     def wait_sent(self, timeout: float) -> bool:
-        """Wait until nothing is queued any more; False if the time is over or the connection is."""
+        """Wait until the queue is empty; False after the timeout, or if the connection is closed."""
         deadline = time.monotonic() + timeout
         while not self._broken:
             if not self._queue:
@@ -174,7 +174,7 @@ class SecureConnection:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing can be sent any more."""
+        """Whether the connection is closed for sending."""
         return bool(self._broken)
 
     @property
@@ -190,7 +190,7 @@ class SecureConnection:
             self._connection.shutdown(socket.SHUT_WR)
 
     def fileno(self) -> int:
-        """Of the socket, for `select`; it is readable when a frame arrives or the peer is gone."""
+        """File descriptor for `select`; readable when a frame arrives or the peer has closed the connection."""
         return self._connection.fileno()
 
     def detach(self) -> socket.socket:
@@ -225,7 +225,7 @@ class SecureConnection:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def _sealed(self, text: bytes, data: Octets, hold: Callable[[], None] | None = None) -> Iterator[Octets]:
-        """The parts of a frame, each as soon as it is sealed; the last one after `hold`."""
+        """The parts of a frame, each when it is sealed; the last part after `hold`."""
         if self._keys is None:
             raise ConnectionError("the connection has no keys yet")
         head, mac = self._keys[0].seal_head(_HEAD.pack(len(text), len(data)))
@@ -284,7 +284,7 @@ class SecureConnection:
                 rest = rest[self._connection.send(rest) :]
             except BlockingIOError:
                 if not self._poll(select.POLLOUT, deadline):
-                    raise ConnectionError("the peer takes nothing") from None
+                    raise ConnectionError("the peer reads nothing") from None
             except OSError as error:
                 raise ConnectionError(f"the peer is gone: {error}") from error
 
@@ -326,13 +326,13 @@ class SecureConnection:
             self._arrived(take, deadline)
 
     def _arrived(self, take: Callable[[], int], deadline: float) -> int:
-        """What one read takes, waiting for it until the deadline."""
+        """Bytes of one read, which waits until the deadline."""
         while True:
             try:
                 count = take()
             except BlockingIOError:
                 if not self._poll(select.POLLIN, deadline):
-                    raise ConnectionError("the peer sent nothing, or too little, for too long") from None
+                    raise ConnectionError("the peer sent nothing, or too little, before the deadline") from None
                 continue
             except OSError as error:
                 raise (PeerClosed if self._is_end(error) else ConnectionError)(f"the peer is gone: {error}") from error

@@ -5,9 +5,9 @@
                                    HMAC(caller's key, hash of greeting and claim)
     listener -> caller   reply     name, HMAC(listener's key, hash of greeting, claim, proof and name)
 
-All keys come from the secret by HKDF with both nonces as salt. Each proof covers everything that was said before it.
-The two proofs have keys of their own, so that neither can be reflected. The address in the claim is the one that the
-caller called: a listener whose own address is another one refuses, so that a proof cannot be relayed to it.
+All keys are derived from the secret by HKDF, with both nonces as salt. Each proof covers all earlier messages. The two
+proofs have different keys, so that neither can be reflected. The claim has the address to which the caller connected:
+a listener with another address refuses it, so that a proof cannot be relayed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 __all__ = ["VERSION", "Keys", "Login", "Opening", "Refused", "greet_caller", "greet_listener"]
 
 VERSION = 5
-"""Of handshake, frames and messages together: processes of two versions refuse each other."""
+"""Version of handshake, frames and messages together; processes of different versions refuse each other."""
 MAGIC = b"PACELINE"
 NONCE_BYTES = PROOF_BYTES = 32
 MAX_FIELD = 200
@@ -66,7 +66,7 @@ class Opening:
     """Exactly that many bytes, or ConnectionError."""
     write: Callable[[bytes], None]
     address: str
-    """Of the listener, as this end of the connection sees it; empty for a socket without one."""
+    """Address of the listener as seen from this end of the connection; empty if the socket has none."""
 
 
 def greet_listener(opening: Opening, login: Login, listener: str) -> Keys:
@@ -135,7 +135,7 @@ def _check_version(opening: bytes) -> None:
         raise Refused("the peer does not speak this protocol")
     (version,) = _SIZE.unpack_from(opening, len(MAGIC))
     if version != VERSION:
-        raise Refused(f"the peer speaks version {version} of the protocol, this process version {VERSION}")
+        raise Refused(f"the peer has protocol version {version} of the protocol, this process version {VERSION}")
 
 
 def _length(size: bytes, limit: int) -> int:

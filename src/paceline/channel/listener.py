@@ -1,8 +1,8 @@
 """A listener that no caller can block: an error of a connection closes only that connection.
 
-Callers that have not proven anything are bounded in number and time. When there are too many, the oldest of them
-goes: a handshake takes milliseconds, so the oldest is the one that says nothing. Who is refused is logged, a few each
-ten seconds and then by their number.
+Callers that are not authenticated yet are bounded in number and time. If there are too many, the oldest connection is
+closed: a handshake takes milliseconds, so the oldest caller is the one that sends nothing. Refusals are logged, a few
+every ten seconds, and further ones by their number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_GREETINGS = 64
 MAX_CALLERS = 4096
 """Authenticated connections at one time: a few for each process of the largest job."""
 POLL = 0.2
-"""Seconds between two looks at whether the listener is closed."""
+"""Interval in seconds of the check whether the listener is closed."""
 PAUSE = 0.005
 """Seconds to wait when this process has no descriptors left, so that some handshakes have ended."""
 SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -58,7 +58,7 @@ class QuietLog:
 
 
 class SecureListener:
-    """Accepts callers that log in, and gives each to `serve` in a thread of its own."""
+    """Accepts callers that log in, and runs `serve` for each in a separate thread."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class SecureListener:
     def run(self) -> None:
         """Accept callers until `close`."""
         self._server.setblocking(False)
-        waiter = select.poll()  # `select` knows no descriptors beyond 1,023
+        waiter = select.poll()  # `select` supports descriptors up to 1,023 only
         waiter.register(self._server, select.POLLIN)
         try:
             while not self._closed.is_set():
@@ -122,7 +122,7 @@ class SecureListener:
             threading.Thread(
                 target=self._greet, args=(connection, address), daemon=True, name="paceline-caller"
             ).start()
-        except RuntimeError as error:  # this process may start no more threads
+        except RuntimeError as error:  # no further thread can be started
             self._leave(connection)
             self._refuse(connection, address, error)
 
@@ -155,7 +155,7 @@ class SecureListener:
             connection.close()
 
     def _forget_ended(self) -> None:
-        """So that the set does not grow with every question of a peer."""
+        """Remove ended threads from the set."""
         self._served = {served for served in self._served if not served.closed}
 
     def _leave(self, connection: socket.socket) -> None:

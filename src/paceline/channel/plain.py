@@ -8,7 +8,7 @@ from typing import Any
 __all__ = ["MAX_DEPTH", "UnacceptableText", "load_plain"]
 
 MAX_DEPTH = 32
-"""Of lists and tables in each other: messages need fewer than ten, and Python's own limit ends threads."""
+"""Largest nesting of lists and tables. Messages need fewer than ten levels; Python's own limit would end threads."""
 
 
 class UnacceptableText(ValueError):

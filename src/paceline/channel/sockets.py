@@ -1,4 +1,4 @@
-"""What the kernel does for a connection, and what it says about its ends."""
+"""Socket options of a connection, and the addresses of its ends."""
 
 from __future__ import annotations
 

@@ -165,17 +165,17 @@ def main() -> None:
 
 
 def _heed_signals() -> None:
-    """From here on a command cleans up what it has begun; before that, a signal ends the process at once."""
+    """Handle signals from here on, so that a command can clean up; before this, a signal ends the process at once."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Not by SIGINT, which jobs in the background of a script ignore.
+    # Not SIGINT, which background jobs of a script ignore.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _prepare_streams() -> None:
-    """Streams that the caller closed lead nowhere: the next file would get their number, and what is printed.
+    """Open closed standard streams as /dev/null: otherwise the next opened file would get their number and the output.
 
-    Characters that a stream's encoding lacks are printed as escapes.
+    Characters that the encoding of a stream lacks are printed as escapes.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -198,7 +198,7 @@ def _usage(error: click.ClickException) -> str:
 
 
 def _refusal(error: OSError) -> str:
-    """What the operating system does not do, with the file if there is one."""
+    """Message for an error of the operating system, with the file if there is one."""
     name = printable(str(error.filename))
     place = f"{name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME] + '...'}: " if error.filename else ""
     return f"{place}{error.strerror or error}"

@@ -1,4 +1,4 @@
-"""What `paceline demo` does: a study, predictions from it, one of them checked by running it, a page."""
+"""`paceline demo`: runs a study, predicts from it, checks one prediction by a run, and writes a page."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ recursive_doubling     log2(P) (a + N b + N g)
 tree                   2 log2(P) (a + N b) + log2(P) N g
 reduce_scatter, all_gather   (P-1) a + (P-1)/P N b
 
-Without an algorithm the library chooses: NCCL for each message (`nccl.py`), Gloo a ring, and MPI is taken for a ring
-(Open MPI's own decision takes one for the large messages that gradients are, and others for small ones).
+Without an algorithm the library chooses: NCCL for each message (`nccl.py`); Gloo uses a ring; MPI is assumed to use a
+ring (Open MPI does for messages as large as gradients, and uses other algorithms for small ones).
 
 Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005.
 """
@@ -88,13 +88,13 @@ class Fabric:
     inside_per_byte: float
     between_latency: float
     between_per_byte: float
-    """Of all network ports of a host together, in one direction."""
+    """Seconds per byte of all network ports of a host together, in one direction."""
     reduce_per_byte: float = 0.0
     nccl: str | None = None
     """The link inside hosts, if NCCL exchanges, whose own latencies then hold; none under another library."""
 
     def slowed(self, latency: float, per_byte: float) -> Fabric:
-        """The same ranks with all latencies of links and all seconds per byte multiplied."""
+        """The fabric with all latencies of links, and all seconds per byte, multiplied."""
         return replace(
             self,
             inside_latency=self.inside_latency * latency,
@@ -106,7 +106,7 @@ class Fabric:
 
 
 class Endpoint(NamedTuple):
-    """Where one rank is attached: its host, and bandwidth and latency inside the host and to other hosts."""
+    """The attachment of a rank: its host, and bandwidth and latency inside the host and to other hosts."""
 
     host: int | str
     inside: tuple[float, float]
@@ -115,7 +115,7 @@ class Endpoint(NamedTuple):
 
 
 def fabric_between(ranks: Sequence[Endpoint]) -> Fabric:
-    """The fabric of some ranks; unequal links count with the slowest, for every ring passes it."""
+    """The fabric between some ranks; the slowest link counts, because every ring passes it."""
     hosts = [rank.host for rank in ranks]
     counts = Counter(hosts)
     return Fabric(
@@ -212,7 +212,7 @@ def gather_or_scatter(fabric: Fabric, size: Floats) -> Floats:
 
 
 def gather_parts(fabric: Fabric, size: Floats) -> Parts:
-    """The same, as (latency part, byte part)."""
+    """Cost of a gather, as latency part and byte part."""
     n = np.asarray(size, dtype=np.float64)
     if fabric.ranks == 1:
         return np.zeros_like(n), np.zeros_like(n)

@@ -43,7 +43,7 @@ SHARE = {"ring": (0.5, 0.92, 1.0), "double_tree": (1 / 3.8, 0.92 * 0.92, 0.92)}
 """Share of the bus bandwidth: half of LL are flags, 8 of 128 bytes of LL128; a tree reaches 0.92 of a ring."""
 LL128, SIMPLE = 1, 2
 PLATEAU = 1.4
-"""On the latency of a ring between hosts under Simple, for messages of some size."""
+"""Factor on the latency of a ring between hosts under Simple, for messages of medium size."""
 NVLS_SHARE = {"nvlink4": 0.85, "nvlink5": 0.74}
 NVLS_LATENCY = 25.0
 LEAST = {"nvlink": 0.6 * US, "pcie": 1.0 * US, "network": 2.7 * US}
@@ -61,7 +61,7 @@ class NcclChoice(NamedTuple):
 
 
 def bus_between(cluster: Cluster, placed: Sequence[Placed]) -> str | None:
-    """The link inside the hosts of these ranks, if all are GPUs that NCCL knows; the first PCI Express where any is."""
+    """The link inside the hosts of these ranks, if all are GPUs that NCCL supports; PCI Express if any host has it."""
     if any(rank.device.kind != "gpu" or rank.device.emulation is not None for rank in placed):
         return None
     names = sorted({cluster.hosts[rank.host].inside.name for rank in placed})

@@ -30,7 +30,7 @@ class Numerics:
     convolution: Precision = "float32"
     """Precision whose peak rate convolutions have."""
     matrix: Precision = "float32"
-    """The same of linear layers and attention."""
+    """Precision of linear layers and attention."""
     activation: int = 4
     """Bytes of a stored activation."""
     weight: int = 4

@@ -89,7 +89,7 @@ class LayerTimes:
         return seconds
 
     def slowed(self, factor: float) -> LayerTimes:
-        """The same layers on a device this many times slower."""
+        """The layer times on a device that is slower by this factor."""
         parts = (part * factor for part in (self.compute, self.memory, self.fixed, self.launch))
         return LayerTimes(self.names, self.gradients, *parts)
 

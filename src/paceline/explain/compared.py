@@ -19,7 +19,7 @@ from paceline.measurements.tables import LaunchRates, clean_steps, throughputs_w
 __all__ = ["ComparedSide", "compare_sides", "side_of"]
 
 ALIKE = ("network", "ranks", "batch", "cluster")
-"""What may differ between two sides without being what is compared."""
+"""Fields whose difference between two sides is noted, because it is not what is compared."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _tokens_per_s(side: ComparedSide) -> list[float] | None:
 
 
 def _notes(sample: ComparedSide, base: ComparedSide) -> list[str]:
-    """What differs between observed sides; that only some batches are known is an error."""
+    """Differences between observed sides; raises an error if the batch is known for one side only."""
     runs = [*sample.launches.runs, *base.launches.runs]
     unknown = sample.unknown + base.unknown
     if 0 < unknown < len(runs):

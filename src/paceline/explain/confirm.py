@@ -63,7 +63,7 @@ class Confirmation:
 
     @property
     def changes(self) -> str:
-        """What differs between both cases, as a study would ask for it."""
+        """Differences between both cases, as fields of a study."""
         old, new = self.before.strategy.model_dump(), self.after.strategy.model_dump()
         changed = {name: new[name] for name in new if name != "name" and new[name] != old[name]}
         for name in ("threads", "batch", "ranks", "input"):
@@ -84,7 +84,7 @@ class BarTrial:
 
 @dataclass(frozen=True)
 class Trials:
-    """What to run for an explanation: by the index of a finding, and of a bar of the largest gap."""
+    """The trials of an explanation, by the index of a finding, and of a bar of the largest gap."""
 
     findings: dict[int, Confirmation] = field(default_factory=dict)
     bars: dict[int, BarTrial] = field(default_factory=dict)
@@ -130,7 +130,7 @@ def _bar_trials(explanation: Explanation, gap: Gap, refusal: Refusal) -> dict[in
 
 
 def _confirmation(explanation: Explanation, trial: Trial | None, case_id: str, title: str) -> Confirmation | None:
-    """What to run to confirm a cause; None if settings alone cannot try it here."""
+    """The trial that would confirm a cause; None if no setting can test it here."""
     evidence = next(case.evidence for case in explanation.cases if case.evidence.run.case_id == case_id)
     try:
         network = shipped_catalog().network(evidence.run.network)

@@ -28,7 +28,7 @@ __all__ = ["CaseExplanation", "Explanation", "explain_campaign"]
 MOST_CLAUSES = 4
 """Largest number of clauses of a sentence; more are counted."""
 MOST_EFFICIENCY = 1.5
-"""Above it a speed-up is not believed: caches that more ranks add give less."""
+"""Largest credible efficiency: caches of additional ranks give less than this."""
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ def _scaled(case: CaseEvidence) -> str:
 
 
 def _too_fast(case: CaseEvidence, efficiency: float) -> str:
-    """What a reader must know of a speed-up that ranks and caches cannot give."""
+    """A warning about a speed-up that additional ranks and caches cannot explain."""
     if efficiency <= MOST_EFFICIENCY:
         return ""
     base = "1 rank" if case.result.base_ranks == 1 else f"{case.result.base_ranks} ranks"

@@ -185,7 +185,7 @@ def _phase_bar(cause: str, names: tuple[str, ...], slow: CaseEvidence, fast: Cas
 
 
 def _rest_interval(slow: CaseEvidence, fast: CaseEvidence, value: float) -> Interval:
-    """By launch, the difference between two timings of the complete step."""
+    """The interval of the rest, from the differences of two timings of the complete step in each launch."""
     samples = [[_apart(passes) for passes in case.launches.passes] for case in (slow, fast)]
     return difference(samples[0], samples[1], value)
 

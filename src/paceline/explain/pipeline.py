@@ -25,7 +25,7 @@ Ints = NDArray[np.int64]
 CLOCK = 5e-4
 """Seconds by which the clocks of two streams of a rank may differ, unless computations are not much longer."""
 CLOCK_SHARE = 0.1
-"""The same, of a usual computation."""
+"""The same as a share of a typical computation."""
 TRANSFERS = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 LOOKED_AT = 64
 """Maximum number of concurrent operations of a stream."""
@@ -74,7 +74,7 @@ class PipelineGraph:
     members: list[list[int]]
     """Operations that begin their exchange together; a computation is alone."""
     lacking: dict[str, int]
-    """By kind: transfers that have no computation, computations that have no transfer, and transfers without peer."""
+    """Numbers by kind: transfers without computation, computations without transfer, and transfers without peer."""
     where: str
 
     def levels(self) -> list[_Level]:
@@ -152,7 +152,7 @@ def _toward(direction: str, side: str) -> int:
 
 
 def _shards(operations: Operations) -> Ints:
-    """Of each operation: the place of its rank among those of one stage and replica, which share layers."""
+    """For each operation, the index of its rank among the ranks of its stage and replica, which share layers."""
     places, inverse = np.unique(np.stack([operations.dp_rank, operations.stage, operations.rank]), axis=1,
                                 return_inverse=True)  # fmt: skip
     fresh = np.concatenate([[True], np.diff(places[:2], axis=1).any(axis=0)])
@@ -266,7 +266,7 @@ class _Form:
             self._join(row, direction, side, compute)
 
     def _used(self, transfers: list[int], computes: list[int], side: str) -> list[int]:
-        """Without empty transfers: sends before there is a result, receives that no operation waits for."""
+        """The transfers that are used, without sends before a result and receives for which no operation waits."""
         if len(transfers) <= len(computes) or not computes:
             return transfers
         if side == "recv":

@@ -45,29 +45,29 @@ class Replay:
     num_steps: int
     measured_s: float
     replayed_s: float
-    """With the recorded times, without delays between operations."""
+    """Step with the recorded times, without delays between operations."""
     ideal_s: float
-    """With equal times for equal operations."""
+    """Step with equal times for equal operations."""
     by_stage: dict[str, float]
     """Step with this group as recorded over the ideal step, largest first."""
     by_rank: dict[str, float]
     by_dp_rank: dict[str, float]
     by_kind: dict[str, float]
     clock_s: float = 0.0
-    """By how much the ends of one collective differ between ranks, usually: nothing if they have one clock."""
+    """Typical difference between ranks in the end of one collective; 0 with a common clock."""
     unpaired: int = 0
     """Sends and receives that lack their computation or their peer: some operations were not recorded."""
     even_s: float = 0.0
-    """As replayed, with every computation at the mean of its rank and kind: micro-batches of equal length."""
+    """Step with every computation at the mean of its rank and kind, as for micro-batches of equal length."""
     lengths: float = 0.0
     """Correlation of forward and backward times of a rank's micro-batches; 0 where they do not go together."""
     delays: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By stage, data-parallel rank and kind: step with the delays of this group over the replayed step.
+    """Ratio of the step with the delays of one group to the replayed step, by stage, data-parallel rank and kind.
 
-    Nothing, where delays between operations cost little.
+    Empty if delays between operations cost little.
     """
     by_step: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The same times and slowdowns, step by step."""
+    """Times and slowdowns of each step."""
 
     @property
     def slowdown(self) -> float:
@@ -104,7 +104,7 @@ class Replay:
 
     @property
     def slow_steps(self) -> tuple[int, ...]:
-        """Steps in which what is named first makes the step longer by more than half of what it does at most."""
+        """Steps in which the first cause has more than half of its largest effect."""
         what, which = self.blame or ("", "")
         effects = {int(step): _effect(one, what, which) for step, one in self.by_step.items()}
         most = max(effects.values(), default=0.0)
@@ -112,13 +112,13 @@ class Replay:
 
     @property
     def since(self) -> int | None:
-        """The step from which on what is named first acts until the end; None: from the beginning, or it ends."""
+        """The step from which the first cause acts until the end; None if it acts from the start or ends earlier."""
         steps, slow = [int(step) for step in self.by_step], self.slow_steps
         return slow[0] if 0 < len(slow) < LASTING * len(steps) and list(slow) == steps[-len(slow) :] else None
 
     @property
     def pattern(self) -> str:
-        """Whether what is named first acts to the end, in most steps."""
+        """The pattern of the first cause: whether it acts to the end, and in most steps."""
         lasts = self.since is not None and len(self.slow_steps) > 1
         return "persistent" if lasts or len(self.slow_steps) >= LASTING * len(self.by_step) else "transient"
 
@@ -131,7 +131,7 @@ class Replay:
 
 
 def _effect(step: Mapping[str, Any], what: str, which: str) -> float:
-    """By how much what is named first makes one step longer; a rank does so as its stage and its replica do."""
+    """Effect of one cause on one step; the effect of a rank is that of its stage and replica."""
     stages, replicas = step["by_stage"], step["by_dp_rank"]
     if what == "stage":
         return float(stages[which]) - 1
@@ -196,7 +196,7 @@ def _by_step(
 
 
 def _labels(operations: Operations, *, first: bool = False) -> dict[str, NDArray[Any]]:
-    """Of each operation: its group in each split. The first of a rank's step waits for what precedes the step."""
+    """The group of each operation in each split. The first operation of a rank's step waits for the previous step."""
     names, kinds = np.unique(operations.kind, return_inverse=True)
     kind = np.array([PIPELINE.get(str(name), str(name)) for name in names], dtype=object)[kinds]
     if first:
@@ -309,7 +309,7 @@ def _clocks(operations: Operations, graphs: list[PipelineGraph]) -> float:
 def _collective_ends(
     operations: Operations, graph: PipelineGraph, shared: list[list[int]]
 ) -> Iterator[tuple[int, NDArray[np.int64], Floats]]:
-    """Of each operation of a collective: its rank, its rows by step, and the first end of the collective."""
+    """For each operation of a collective: its rank, its rows by step, and the first end of the collective."""
     for group in shared:
         rows = graph.rows[:, group]
         first = operations.end[rows].min(axis=1)

@@ -36,7 +36,7 @@ class Setting:
     sharded: bool = False
     """Whether ranks hold shards of the weights, or of the tensors between layers."""
     served: bool = False
-    """Whether ranks send gradients to one another, in place of a collective."""
+    """Whether ranks send gradients point to point instead of by a collective."""
     staged: bool = False
     """Whether ranks are stages of a pipeline."""
 

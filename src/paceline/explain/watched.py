@@ -65,7 +65,7 @@ class StepCause:
     phase: str
     """`any`: it may strike in every phase."""
     rank: int | None
-    """None: all ranks."""
+    """The rank; None for all ranks."""
     share: Interval
     """Share of the time of the run that it costs."""
     since: int | None
@@ -79,9 +79,9 @@ class StepCause:
     num_steps: int = 0
     """Number of steps of the run."""
     ranks: tuple[int, ...] = ()
-    """All ranks of a group that is slow alike, such as those of one host; `rank` is the first of them."""
+    """Ranks that are slow together, such as those of one host; `rank` is the first of them."""
     reason: str = ""
-    """Of an exchange: what in the setting exposes it (`setting.exchange_reason`)."""
+    """For an exchange: the setting that exposes it (`setting.exchange_reason`)."""
 
     @property
     def pattern(self) -> Literal["persistent", "transient"]:
@@ -182,7 +182,8 @@ def _typical(series: _Series) -> float:
 
 
 def _shares(series: _Series) -> dict[str, float]:
-    """By the rule of `measurements.results`: medians of passes, each step as long as its slowest rank."""
+    """Shares of phases as in `measurements.results`: medians of passes, where a step is as long as on its slowest
+    rank."""
     if UNSPLIT in series.phases:
         return {}
     passes, reached = {"clean": _typical(series)}, np.zeros_like(series.seconds)

@@ -17,7 +17,7 @@ from paceline.integrations.watching import Watch
 __all__ = ["report_progress"]
 
 URL, CERTIFICATE, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
-"""In every pod of a TrainJob: an address, the file of its certificate authority, the file of a token that changes."""
+"""Variables in every pod of a TrainJob: an address, the file of its certificate authority, and a token file."""
 
 
 @contextlib.contextmanager

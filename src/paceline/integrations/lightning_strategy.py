@@ -37,7 +37,7 @@ class PacelineStrategy(SingleDeviceStrategy):
         context = launch_context()
         self.global_rank, self.world_size = context.rank, context.size
         self.pace: Pace | None = None
-        """What `paceline.join` returns; there since training began."""
+        """The `Pace` of this process; set when training begins."""
         self._shared: SharedLoader | None = None
         self._trainer: Any = None
 
@@ -78,7 +78,7 @@ class PacelineStrategy(SingleDeviceStrategy):
         return self.precision_plugin.post_backward(loss, self.lightning_module)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **options: Any) -> Any:
-        """One step of all ranks; if the group has changed, the samples come again and the epoch is a step longer."""
+        """One step of all ranks; if the group has changed, the step repeats, and the epoch has one more step."""
         assert self.pace is not None
         result, scaler = closure(), getattr(self.precision_plugin, "scaler", None)
         if scaler is not None:

@@ -1,4 +1,4 @@
-"""A watched command while it runs: a rank that becomes slow is reported when it is seen, not only at the end."""
+"""Reports on a watched command while it runs: a rank that becomes slow is reported at once, not only at the end."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Alert:
     factor: float
     """Work of the rank since then over its work before."""
     phase: str
-    """Where it loses most."""
+    """The phase with the largest loss."""
     at_step: int
     """Last step when it was reported."""
 
 
 class LiveWatch:
-    """Reads the records of a running command now and then; what goes wrong here ends the looking, nothing else."""
+    """Reads the records of a running command at intervals; an error here ends only the live reports."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._over = folder, threading.Event()

@@ -26,7 +26,7 @@ class SharedLoader:
     """Iterates over this rank's batches of one epoch at a time; joins the group when `begin` is called."""
 
     def __init__(self, loader: Any, *, global_batch: int | None, settings: Settings | None) -> None:
-        """Without `global_batch` a step has the loader's batch for every rank that was launched."""
+        """`global_batch`: by default the loader's batch times the number of launched ranks."""
         dataset = getattr(loader, "dataset", None)
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             raise InputError(

@@ -4,8 +4,8 @@
 
     PacelineTrainer(model, args, train_dataset=dataset, global_batch=512).train()
 
-Accelerate would make a process group of every launch that it sees, and wrap the model for equal batches. So importing
-this module gives the launcher's variables the names that only Paceline knows.
+Accelerate makes a process group for every launch that it detects, and wraps the model for equal batches. Therefore
+importing this module renames the launcher's variables to names that only Paceline reads.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PacelineTrainer(Trainer):
         self._items: Any = None
         """Tokens of the rank's batch, if the trainer counts them."""
         self.pace: Pace
-        """What `paceline.join` returns; there since training began."""
+        """The `Pace` of this process; set when training begins."""
 
     def _shared_samples(self) -> Any:
         """The samples, of which every rank takes its share."""

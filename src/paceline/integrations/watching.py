@@ -1,4 +1,4 @@
-"""Watching a training: as a block of the user's script, or as a command that is run as it is."""
+"""Watching a training: as a block in the user's script, or as an unchanged command."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WAITS_S = 10.0
 
 @dataclass(frozen=True)
 class Watched:
-    """What became of a watched training."""
+    """The result of a watched training."""
 
     campaign: str
     """Id in the store; empty if nothing could be stored."""

@@ -30,7 +30,7 @@ class FailurePattern:
 
     name: str
     pattern: re.Pattern[str] | None
-    """None: Python's tracebacks, which one pattern cannot describe."""
+    """The pattern; None for Python tracebacks, which one pattern cannot describe."""
     out_of_memory: bool = False
 
 
@@ -48,7 +48,7 @@ def _kind(name: str, pattern: str, *, out_of_memory: bool = False) -> FailurePat
 
 
 _PREFIX = re.compile(r"^(?:\[\d+,\d+\]<std\w+>:\s?|\[rank\d+\]:\s?|\[[\w.-]+:\d+\]\s|\d+:\s|\(\w+ pid=\d+[^)]*\)\s)")
-"""What mpirun, torchrun, srun and ray put before each line of a rank."""
+"""Prefixes that mpirun, torchrun, srun and ray add to each line of a rank."""
 _CODES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 _ALL = r"[^\n]*"

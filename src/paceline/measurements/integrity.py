@@ -73,14 +73,14 @@ class NewerData(DamagedData):
 
 
 class Notes:
-    """What the commands of this process left out or could not verify; said once, and part of every JSON document."""
+    """Data that this process left out or could not verify; printed once, and part of every JSON document."""
 
     def __init__(self) -> None:
         self.damaged: dict[tuple[Path, str], Damage] = {}
         self.unverified: set[tuple[Path, str]] = set()
 
     def left_out(self, root: Path, damage: Damage) -> None:
-        """Name what is left out, the first time."""
+        """Log damaged data that is left out, the first time."""
         if (root, damage.run) not in self.damaged:
             self.damaged[root, damage.run] = damage
             _log.warning("left out as damaged: %s (`paceline store check` names all damage)", damage)
@@ -98,7 +98,7 @@ class Notes:
         self.unverified.clear()
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON documents; empty if nothing was noted."""
+        """The notes for JSON documents; empty if there are none."""
         damaged = [vars(damage) for damage in self.damaged.values()]
         return {**({"damaged": damaged} if damaged else {}),
                 **({"unverified": len(self.unverified)} if self.unverified else {})}  # fmt: skip

@@ -58,7 +58,8 @@ class Ranking:
 
     @property
     def verdict(self) -> str:
-        """That of `compare` on the first against its closest rival; empty without a rival."""
+        """'faster' if the first is the winner; otherwise the verdict of the comparison with a rival, empty without
+        one."""
         if self.winner:
             return "faster"
         return next((place.behind.verdict for place in self.equals if place.behind), "")

@@ -19,7 +19,7 @@ __all__ = ["Inspection", "Repair", "inspect_store", "repair_store"]
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a store holds, and what of it is damaged."""
+    """The content of a store, and its damaged parts."""
 
     runs: tuple[Run, ...]
     """The sound runs."""
@@ -27,14 +27,14 @@ class Inspection:
     """Campaigns whose documents are sound."""
     damaged: tuple[Damage, ...]
     newer: tuple[Damage, ...]
-    """What a newer Paceline wrote; it is left alone."""
+    """Data of a newer Paceline, which is not changed."""
     unverified: tuple[str, ...]
     """Runs and campaigns that read well but have no checksums."""
 
 
 @dataclass(frozen=True)
 class Repair:
-    """One thing that was done."""
+    """One repair."""
 
     run: str
     done: str

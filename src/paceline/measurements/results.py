@@ -84,7 +84,7 @@ def usage_of(run: Run, rate: float) -> Usage:
 
 
 def usage_of_group(group: LaunchRates) -> Usage | None:
-    """The same of the median of launches; None if they are not of one network on the same devices."""
+    """Usage at the median of launches; None if they have different networks or devices."""
     alike = {(run.network, run.cluster, run.ranks, run.framework, run.strategy) for run in group.runs}
     return usage_of(group.runs[0], median(group.samples_per_s)) if len(alike) == 1 else None
 

@@ -206,7 +206,7 @@ def result_rows(answer: pa.Table) -> list[dict[str, Any]]:
 
 
 def _computed(connection: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
-    """The answer; on a thread of its own, since Ctrl-C reaches this one only, and nothing while DuckDB has it."""
+    """The answer, computed in a separate thread: Ctrl-C reaches the main thread only, and not while DuckDB runs."""
     with ThreadPoolExecutor(max_workers=1) as beside:
         answer = beside.submit(lambda: connection.sql(query).limit(MAX_ROWS + 1).to_arrow_table())
         try:

@@ -48,9 +48,9 @@ from paceline.measurements.tablefiles import SPANS, STEPS, parse_table
 __all__ = ["Store", "StoredRun", "default_store"]
 
 CAMPAIGN_TEXTS = ("campaign", "study", "started_at")
-"""What every campaign's document holds."""
+"""Required fields of a campaign's document."""
 OPTIONAL_TEXTS = {"title": "", "launcher": "", "digest": ""}
-"""What older ones lack."""
+"""Fields that older documents lack, with their defaults."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,12 @@ class Store:
         self.runs = root / "runs"
         self.campaigns = root / "campaigns"
         self.damaged: dict[str, Damage] = {}
-        """What reading found damaged so far, by run or campaign."""
+        """Damaged data that was found so far, by run or campaign."""
         self._tmp = root / "tmp"
         self.locks = root / "locks"
         """A file for each campaign that a process runs or ran."""
         self.aside = root / "damaged"
-        """Where `repair` moves what cannot be read."""
+        """Folder to which `repair` moves unreadable data."""
         self._loaded: dict[str, StoredRun] = {}
         """Runs that were read; a stored run never changes."""
 
@@ -125,7 +125,7 @@ class Store:
         return self._loaded[run_id]
 
     def load_sound(self, names: list[str]) -> list[StoredRun]:
-        """These runs without the damaged ones, which are noted."""
+        """These runs without damaged ones, which are noted."""
         return [item for name in names if (item := self._sound(name)) is not None]
 
     def _sound(self, name: str) -> StoredRun | None:
@@ -196,7 +196,7 @@ class Store:
                     shutil.rmtree(part)
                 else:
                     part.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # files of somebody else, or a link
+            with contextlib.suppress(OSError):  # files of another user, or a link
                 self.root.rmdir()
         except OSError as error:
             raise StoreError(f"cannot remove {self.root}: {error.strerror or error}",
@@ -246,7 +246,7 @@ def _refuse_newer(folder: Path) -> None:
 
 
 def _parse(content: bytes) -> Run:
-    """The header of any version up to ours; ValueError says what is wrong."""
+    """The header of any version up to the present one; raises ValueError with the reason."""
     try:
         document = json.loads(content)
         is_first = document["schema_version"] == 1

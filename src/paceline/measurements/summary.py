@@ -90,7 +90,7 @@ def median_interval(sample: Sequence[float], *, confidence: float = 0.95, pilot:
 
 
 def amount_interval(sample: Sequence[float], *, confidence: float = 0.95) -> Interval:
-    """The same for an amount that may be zero or negative (a phase, a share, a difference), without logarithms."""
+    """The interval of an amount that may be zero or negative (a phase, share or difference), without logarithms."""
     values = np.asarray(sample, dtype=np.float64)
     middle = float(np.median(values))
     if values.size < 2:

@@ -36,7 +36,7 @@ LEAST = {"rank": 0, "step": 0, "seconds": 0.0, "start_s": -np.inf}
 
 
 def parse_table(content: bytes, schema: pa.Schema, *, ranks: int) -> pa.Table:
-    """The table in the content of a Parquet file; ValueError says what is wrong."""
+    """The table in the content of a Parquet file; raises ValueError with the reason."""
     try:
         file = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False)
         table = file.read(use_threads=False)

@@ -150,7 +150,7 @@ def _condition(text: str) -> tuple[str, str]:
 
 
 def _full_framework(name: str) -> str:
-    """The framework with its default mode, as a study means it; a name that the catalog lacks stays as it is."""
+    """The framework with its default mode, as in a study; a name that the catalog lacks is unchanged."""
     try:
         return framework(name)
     except UnknownName:

@@ -161,7 +161,7 @@ def _row(item: Launches, profile: Profile, start: Calibration) -> tuple[float, F
 
 
 def _blank(start: Calibration) -> Calibration:
-    """Without what is sought; copies stay where a sweep timed them."""
+    """The calibration without the parameters to be fitted; costs of copies stay if a sweep measured them."""
     nothing = Uncertain(0.0, 0.0)
     copies = nothing if start.copy_per_byte is None else start.fixed_copies
     return replace(start, fixed_per_gradient=nothing, slowdown=nothing, fixed_copies=copies)
@@ -179,7 +179,7 @@ def _solve(matrix: Floats, wanted: Floats, *, scale: Floats, usual: Floats) -> F
 
 
 def label_of(item: Launches) -> str:
-    """By which name `fit_distributed` looks for the profile of a case."""
+    """The name under which `fit_distributed` looks for the profile of a case."""
     run = item.first
     return f"{run.network} {run.framework} batch {run.batch}"
 

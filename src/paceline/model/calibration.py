@@ -65,7 +65,7 @@ class Calibration:
     base_latency: float = 15e-6
     """Seconds of a hop's software path in addition to the link's latency, if no sweep measured it."""
     sharing: tuple[SharingProbe, ...] = ()
-    """What probes measured of ranks that share the cores of a host."""
+    """Probes of ranks that share the cores of a host."""
     jitter: float | None = None
     """Relative standard deviation of a step; None means that of the profile."""
 
@@ -82,7 +82,7 @@ AS_STATED = Calibration(
     latency=Uncertain(1.0, 0.0),
     base_latency=0.0,
 )
-"""What holds on emulated devices and links."""
+"""Calibration of emulated devices and links."""
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:
@@ -164,7 +164,7 @@ class CalibrationFile(SpecModel):
 
     @property
     def calibration(self) -> Calibration:
-        """What the model takes."""
+        """The calibration as the model takes it."""
         given: dict[str, Any] = {name: value for name, value in self if value is not None and name != "schema_"}
         for name, value in given.items():
             if isinstance(value, UncertainEntry | PositiveEntry):

@@ -1,4 +1,4 @@
-"""The same question with something changed: `link=100gbe`, `link.bandwidth=100Gb/s`, `strategy.bucket=64MiB`."""
+"""Changes of a question: `link=100gbe`, `link.bandwidth=100Gb/s`, `strategy.bucket=64MiB`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHANGEABLE = {
     "batch": "samples per device",
     "framework": "framework and mode",
 }
-"""What can be changed, and its fields."""
+"""Parts of a question that can be changed, and their fields."""
 
 
 def parse_changes(given: tuple[str, ...]) -> dict[str, str]:
@@ -104,7 +104,7 @@ def _with(noun: N, part: str, field: str, *, value: str) -> N:
         except ValidationError as error:
             problem = error
         if _literal(value) != 0 and isinstance(problem.errors()[0].get("ctx", {}).get("error"), UnitError):
-            break  # a number without a unit would be one of SI units, which nobody types
+            break  # a number without a unit would be in SI units, which is rarely meant
     message = problem.errors()[0]["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
     raise InputError(f"{part}.{field}={value}: {message}") from None
 

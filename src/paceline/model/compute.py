@@ -39,7 +39,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 BATCH_SPREAD = 0.08
-"""The same of a profile scaled to another batch, for each doubling."""
+"""Relative standard deviation of a profile scaled to another batch, per doubling."""
 ASSUMED_JITTER = 0.01
 """Relative standard deviation of the steps of a device, where none was measured."""
 JITTER_SPREAD = 1.3
@@ -47,16 +47,16 @@ JITTER_SPREAD = 1.3
 MEASURED_REACH: dict[LayerClass, float] = dict.fromkeys(("convolution", "linear", "attention", "elementwise"), 1.0)
 """Measured rates are reached already."""
 MOVED_SPREAD = 0.2
-"""The same of a profile moved to another device of its kind."""
+"""Relative standard deviation of a profile scaled to another device of its kind."""
 MOVED_FAR_SPREAD = 0.4
-"""The same for a profile scaled from a CPU to a GPU, whose efficiencies are hardly related."""
+"""Relative standard deviation of a profile scaled from a CPU to a GPU, whose efficiencies are hardly related."""
 
 
 @dataclass(frozen=True)
 class StepWork:
-    """One device's step: per gradient tensor in the order in which gradients become ready.
+    """The step of one device, by gradient tensors in the order in which they become ready.
 
-    A layer without parameters lends its time to the next gradient that becomes ready.
+    The time of a layer without parameters counts for the next gradient that becomes ready.
     """
 
     forward: Floats

@@ -108,7 +108,7 @@ def _network(question: Question) -> Network | None:
 
 
 def _macs(question: Question) -> dict[LayerClass, float] | None:
-    """Multiply-adds of the network, or of a profile that knows those of all its layers."""
+    """Multiply-adds of the network, or of a profile that has those of all its layers."""
     network = _network(question)
     if network is not None or question.profile is None:
         return macs_of(network) if network is not None else None

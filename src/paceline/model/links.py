@@ -58,7 +58,7 @@ class LinkVerdict:
 
     @property
     def advice(self) -> str:
-        """What to do next."""
+        """The recommended next action."""
         if self.test.wrong:
             return f"{self.test.wrong} elements came out wrong: take {', '.join(self.test.hosts) or 'the host'} out"
         if self.status == "UNDECIDED":
@@ -89,7 +89,7 @@ class HostVerdict:
     bandwidth: float
     """Bytes per second in the slower direction."""
     stated: float
-    """Of the slower link of the two."""
+    """Stated bandwidth of the slower of the two links."""
     least: float
     """Share of the stated bandwidth below which the host is to be excluded."""
 
@@ -123,7 +123,7 @@ class FabricVerdict:
 
     @property
     def advice(self) -> str:
-        """What to do next."""
+        """The recommended next action."""
         if self.whole.test.wrong or self.status != "FAIL":
             return self.whole.advice
         if self.exclude:

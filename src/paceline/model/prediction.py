@@ -63,9 +63,9 @@ class Prediction:
     cost: float | None = None
     """Price of a million samples, in the currency of the devices' price per hour."""
     everyday: dict[str, Any] = field(default_factory=dict)
-    """The same in everyday units: see `everyday.everyday_of`."""
+    """The prediction in everyday units: see `everyday.everyday_of`."""
     supported: bool = True
-    """False beyond the distance at which intervals were seen to hold."""
+    """False beyond the distance to which intervals were validated."""
 
     @property
     def dominant(self) -> str:
@@ -147,7 +147,7 @@ def doublings(first: int, last: int) -> tuple[int, ...]:
 
 
 def knee_of(counts: Sequence[int], throughput: Sequence[float], *, gain: float) -> int | None:
-    """The last of successive doublings after which the next gains less than `gain` (0.5: half of what was added)."""
+    """The last of successive doublings after which the next gains less than `gain` (0.5: half of the added devices)."""
     for count, now, then in zip(counts, throughput, throughput[1:], strict=False):
         if then / now - 1.0 < gain:
             return count
@@ -164,16 +164,16 @@ _SHARDED = {
     1: "shards the state of the optimizer: every rank updates its part, then all gather the weights",
     2: "shards gradients and the state of the optimizer: every rank updates its part, then all gather the weights",
 }
-"""By ZeRO stage; for stage 3, and without a stage, by the aggregation."""
+"""Texts by ZeRO stage; for stage 3, and without a stage, by the aggregation."""
 _SIMPLE = {
     "overlap": ("exchanges after the backward pass", "exchanges while backward still runs"),
     "input_overlap": ("reads input between steps", "reads the next batch while this one trains"),
 }
-"""What False and True of a field mean."""
+"""Texts for False and True of a field."""
 
 
 def reasons(before: Curve, after: Curve) -> list[str]:
-    """What `after` does otherwise than `before`, most telling first, then the terms that change most."""
+    """The differences of `after` from `before`, most important first, then the terms that change most."""
     old, new = before.detail.get("policy", {}), after.detail.get("policy", {})
     said = [*_otherwise(old, new), *_moved(before, after)]
     return said or ["the same policy: nothing differs but the name"]

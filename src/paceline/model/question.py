@@ -72,7 +72,7 @@ class Question:
     profile: Profile | None = None
     strategy: Strategy = field(default_factory=Strategy)
     input: str = "resident"
-    """Where batches come from: `resident`, `copied` or `files`."""
+    """Source of batches: `resident`, `copied` or `files`."""
     threads: int | None = None
     """Compute threads of each rank on a processor; by default an even share of its host's cores, and no more than
     the profile had."""

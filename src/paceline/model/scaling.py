@@ -63,7 +63,7 @@ ADVICE_MEASURED = {
     "bandwidth": "sweep the collective again at this number of ranks and these sizes: the sweep's spread weighs most",
     "latency": "sweep the collective again at this number of ranks and small sizes: the sweep's spread weighs most",
 }
-"""What helps where the input was measured already."""
+"""Advice if the input was already measured."""
 
 
 def predict_curve(

@@ -38,7 +38,7 @@ COMPRESSED = {"none": 1.0, "float16": 0.5, "1bit": 1 / 32, "powersgd": 1 / 16}
 
 
 MOST_LOST = 0.97
-"""Of hidden exchange; what compute loses entirely was not hidden."""
+"""Largest share of hidden exchange that compute loses; exchange that delays compute fully is not hidden."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class Factors:
     fixed: Floats
     slowdown: Floats
     sharing: Floats
-    """What ranks of a host cost each other, raised to the spread of each case."""
+    """Slow-down of ranks that share a host, raised to the spread of each case."""
     waiting: Floats
     """How much the steps of equal devices vary."""
 
 
 NOMINAL = Factors(*(np.ones(1) for _ in range(7)))
-"""Nothing is uncertain."""
+"""Factors without uncertainty."""
 
 
 @dataclass(frozen=True)
@@ -245,8 +245,8 @@ def _add_distributed(
     lost = share * np.maximum(comm.sum(axis=-1) - exposed, 0.0)
     crowded = max(0.0, _crowding(ranks, calibration) - 1)
     slower = 1 + crowded + lost / np.maximum(factors.compute * float(lead.backward.sum()), 1e-12)
-    # What slows backward down gives the exchange more time to hide. Beside compute it goes at `pace`; what is left when
-    # backward ends goes at full speed.
+    # A slower backward pass hides more of the exchange. During compute the exchange runs at `pace`; the part that
+    # remains after the backward pass runs at full speed.
     terms["aggregate"] = pace * _exposed(
         ranks, policy, lead, last=last, comm=comm / pace, factors=factors, slower=slower
     )

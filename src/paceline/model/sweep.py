@@ -65,7 +65,7 @@ class CollectiveFit:
 
 
 def fit_sweep(points: Iterable[SweepPoint]) -> tuple[CollectiveFit, ...]:
-    """One fit per operation and number of ranks; three sizes are the least that can choose a form."""
+    """One fit per operation and number of ranks; a form needs at least three sizes."""
     groups: dict[tuple[str, int], dict[float, list[float]]] = {}
     for point in points:
         key, size = (point.operation, point.ranks), float(point.size_bytes)

@@ -222,7 +222,7 @@ def _series(item: ScalingSeries) -> Document:
 
 
 def plain_data(value: Any, *, digits: int | None = None) -> Any:
-    """The same data without infinities, which JSON does not have; floats with `digits` significant digits, if given."""
+    """Data for JSON: without infinities, and with floats rounded to `digits` significant digits, if given."""
     if isinstance(value, dict):
         return {str(key): plain_data(item, digits=digits) for key, item in value.items()}
     if isinstance(value, list | tuple):

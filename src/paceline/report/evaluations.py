@@ -42,7 +42,7 @@ def show_evaluation(answer: EvaluationPrediction) -> None:
 
 
 def evaluation_page(answer: EvaluationPrediction, measured: Plain | None, command: str) -> str:
-    """The same as Markdown, with what was measured, as JSON documents by kind, and the command that writes the page."""
+    """The page of an evaluation as Markdown: predictions, measurements by kind, and the command that writes it."""
     asked = answer.evaluation
     lines = [f"# {plain_markdown(asked.title)}", "", plain_markdown(asked.question), ""]
     lines += [f"First asked by: {plain_markdown(asked.published_by)}.", "", "Written by", "", f"    {command}"]
@@ -195,7 +195,7 @@ def _measured_parts(measured: Plain) -> Iterator[Part]:
 
 
 def _emulated_part(measured: Plain, predicted: Mapping[EmulatedCase, float]) -> Part:
-    """Cases of emulated devices in order of network and cluster, beside what the model says of them."""
+    """Measured cases of emulated devices by network and cluster, with the predictions of the model."""
     rows = []
     for case in measured["cases"]:
         if not case["samples_per_s"]:
@@ -258,7 +258,7 @@ def _conditions(measured: Plain) -> list[str]:
 
 
 def _disturbances(cases: list[Plain]) -> list[str]:
-    """What made the machine unquiet: wide intervals have a reason."""
+    """Disturbances of the machine, which explain wide intervals."""
     before = list(dict.fromkeys(f"disturbed by {words}" for case in cases for words in case["disturbed_by"]))
     drifted, few = sum(case["drifted"] for case in cases), any(case["counted"] < FEW for case in cases)
     return [

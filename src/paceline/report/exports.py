@@ -48,7 +48,7 @@ __all__ = [
 
 
 _POLYNOMIAL = 0x82F63B78
-"""Of CRC-32C, the checksum of TensorBoard's records."""
+"""Polynomial of CRC-32C, the checksum of TensorBoard's records."""
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ def _asked(request: bytes, home: Path, *options: str) -> dict[str, Any]:
 
 
 def _kaleido() -> Path:
-    """Where kaleido 0.2.1 is installed; later versions contain no program and need a browser."""
+    """The folder of kaleido 0.2.1; later versions need a browser."""
     spec = importlib.util.find_spec("kaleido")
     home = Path(spec.origin).parent / "executable" if spec and spec.origin else None
     if home is None or not (home / "bin" / "kaleido").is_file():
@@ -206,7 +206,7 @@ def write_curves(path: Path, curves: Sequence[Curve], names: Sequence[str]) -> N
 
 
 def write_simulated(path: Path, runs: Sequence[Simulated], title: str) -> None:
-    """Simulated runs: how long a step is at each number of devices, and where its time goes."""
+    """Plot simulated runs: the step at each number of devices, and its parts."""
     write_plot(path, title, [("where the time goes", simulated_shares(runs))])
 
 
@@ -250,7 +250,7 @@ def write_plan_plot(path: Path, plan: Plan) -> None:
 
 
 def write_explanation(path: Path, explanation: Explanation) -> None:
-    """Where the step goes, and the gains of the findings or the largest gap."""
+    """Plot the parts of the step, and the gains of the findings or the largest gap."""
     from paceline.report.figures.campaign import gain_bars, phase_bars, waterfall
 
     split = [case.breakdown for case in explanation.cases if case.breakdown is not None]

@@ -43,7 +43,7 @@ NOT_CLOSED = (
     "Phases marked with * do not close within 5 % of the step, although they were measured again: do not trust them."
 )
 SOURCES = {"traced": "traced", "timers": "framework's timers", "model": "model"}
-"""Where the time of hidden communication comes from."""
+"""Texts for the source of hidden communication times."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Train on unequal machines: a group that steps together at the pace its members can hold together.
+"""Training on unequal machines: ranks of a group step together, each with a share of the batch that fits its speed.
 
 The names below need torch and are loaded on first use; the rest of the package (protocol, costs, launching) does not.
 """

@@ -3,11 +3,11 @@
     with paceline.capture(model, optimizer, path="my-run.profile"):
         for batch, target in loader: ...          # at least a handful of steps of your own loop
 
-Steps are timed from the model's forward to the end of the optimiser's step. After two steps of warm-up, some steps are
-traced layer by layer; the others run as they are and say how long a step is. The first step counts multiply-adds and
-bytes. On a processor a few steps run on one thread, so that the profile holds for other numbers of threads; the rates
-of the host are measured at the end, in half a second, so that the profile can move to other devices. Standard library
-and torch only.
+A step is timed from the begin of the model's forward pass to the end of the optimiser's step. After two steps of
+warm-up, some steps are traced layer by layer; the untraced steps give the step time. The first step counts
+multiply-adds and bytes. On a CPU a few steps run on one thread, so that the profile also holds for other numbers of
+threads. At the end the rates of the host are measured for half a second, so that predictions can scale the profile to
+other devices. This module imports only the standard library and torch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["Capture"]
 
 WARMUP = 2
 TRACED = 3
-"""Number of traced steps, alternating with untraced steps so that drift affects both equally."""
+"""Number of traced steps; they alternate with untraced steps, so that drift affects both equally."""
 ON_ONE_THREAD = 5
 """Number of steps on one thread, alternating with steps on all threads."""
 ROOT = "whole model"
@@ -104,7 +104,7 @@ class Capture:
     def _forward_begins(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if self._batch is None:
             self._batch = next((int(x.shape[0]) for x in inputs if torch.is_tensor(x) and x.dim()), None)
-        if self._work is None and type(self._model).__name__ != "OptimizedModule":  # compiled: no operators to see
+        if self._work is None and type(self._model).__name__ != "OptimizedModule":  # compiled: operators are hidden
             self._precision = _precision(self._model, self._device)
             self._work = WorkCounter(self._model)
             self._work.begin()
@@ -147,7 +147,7 @@ class Capture:
         self._at = {"end": self._now()}
 
     def _prepare_next(self) -> None:
-        """After a step as usual: one that is traced, then some on one thread, then steps as usual only."""
+        """Choose how the next step runs: traced and untraced ones alternate, later some run on one thread."""
         if len(self._traced) < TRACED:
             self._traced.append(_Trace(self._now))
             self._tracing = self._traced[-1].watch(self._model)
@@ -173,7 +173,7 @@ class Capture:
         _add_work(layers, self._work, batch)
         gain = median(self._single) / median(steps) if self._single else None
         host = {**host_rates(), "thread_gain": gain} if self._device.type == "cpu" else None
-        spread = _spread(steps)  # on a processor, what disturbs one step disturbs its neighbours: no mean is better
+        spread = _spread(steps)  # on a CPU a disturbance lasts for several steps, so the spread of a mean is no smaller
         return {
             "schema": "paceline.profile/1",
             "network": self._name,
@@ -193,19 +193,19 @@ class Capture:
 
 
 class _Trace:
-    """One step, layer by layer: own time of each module in forward, time until each gradient in backward."""
+    """One step by layers: exclusive forward time of each module, and backward time until each gradient is ready."""
 
     def __init__(self, now: Clock) -> None:
         self._now, self._last = now, 0.0
         self._stack: list[list[float]] = []
         self.forward: dict[str, float] = defaultdict(float)
         self.ready: list[tuple[str, float, int]] = []
-        """Layer, seconds since the gradient before, bytes; in the order of readiness."""
+        """Layer, seconds since the previous gradient, and bytes; in the order in which gradients became ready."""
 
     def watch(self, model: nn.Module) -> list[Any]:
         """Install hooks on every leaf module and on every trainable parameter."""
         handles: list[Any] = []
-        seen: set[int] = set()  # tied weights have one gradient
+        seen: set[int] = set()  # tied weights share one gradient
         for name, module in model.named_modules():
             own = list(module.named_parameters(recurse=False))
             if name and (own or not any(True for _ in module.children())):
@@ -219,7 +219,7 @@ class _Trace:
         return handles
 
     def backward_from(self, at: float) -> None:
-        """Backward may begin; with accumulated batches the last one counts."""
+        """Note a possible begin of the backward pass; with gradient accumulation the last one counts."""
         self._last, self.ready = at, []
 
     def _begins(self, module: nn.Module, inputs: Any) -> None:
@@ -239,7 +239,7 @@ class _Trace:
 
 
 def _layers(traces: list[_Trace], typical: dict[str, float]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Layers in the order of forward, their shares from the traced steps, scaled to the untraced ones."""
+    """Layers in the order of the forward pass: shares from the traced steps, scaled to the untraced step time."""
     names = [*traces[0].forward, *dict.fromkeys(name for name, _, _ in traces[0].ready)]
     names = list(dict.fromkeys(names))
     ahead = {name: median(trace.forward.get(name, 0.0) for trace in traces) for name in names}
@@ -264,7 +264,7 @@ def _layers(traces: list[_Trace], typical: dict[str, float]) -> tuple[list[dict[
 
 
 def _spread(steps: list[float]) -> float:
-    """Standard deviation as a share of the step, from the middle half: single long steps are the machine's."""
+    """Relative standard deviation of the step time, from the middle half: other load causes single long steps."""
     ordered = sorted(steps)
     quarter = len(ordered) // 4
     return (ordered[-1 - quarter] - ordered[quarter]) / 1.349 / median(ordered)
@@ -278,8 +278,8 @@ def _device_name(device: torch.device) -> str:
 
 
 def _precision(model: nn.Module, device: torch.device) -> str | None:
-    """The precision in which the model computes: amp, or that of its parameters; none for float32 on a GPU, which is
-    what PyTorch's settings make of it."""
+    """The precision of the computation: amp, or the type of the parameters. None for float32 on a GPU, where PyTorch's
+    settings decide between float32 and TF32."""
     if torch.is_autocast_enabled(device.type):
         return "amp"
     kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
@@ -287,14 +287,14 @@ def _precision(model: nn.Module, device: torch.device) -> str | None:
 
 
 def _tied(model: nn.Module) -> list[str]:
-    """Names of parameters that repeat an earlier one."""
+    """Names of parameters that are the same tensor as an earlier parameter."""
     first: dict[int, str] = {}
     named = model.named_parameters(remove_duplicate=False)
     return [name for name, parameter in named if first.setdefault(id(parameter), name) != name]
 
 
 def _add_work(layers: list[dict[str, Any]], work: WorkCounter | None, batch: int) -> None:
-    """Kind, multiply-adds and bytes of one sample; what functions between layers multiply is spread over the layers."""
+    """Add kind, multiply-adds and bytes per sample to each layer; functions between layers are spread over all."""
     if work is None:
         return
     counted = sum(layer["macs"] for layer in work.layers.values())
@@ -305,7 +305,7 @@ def _add_work(layers: list[dict[str, Any]], work: WorkCounter | None, batch: int
 
 
 def _summary(profile: dict[str, Any], path: Path | None) -> list[str]:
-    """What was captured, and the command that uses it."""
+    """Lines that summarise the profile and name the command that uses it."""
     layers, host = profile["layers"], profile["host"]
     sizes = [size for layer in layers for size in layer["gradients"]]
     counted = [layer for layer in layers if "macs" in layer]

@@ -1,11 +1,11 @@
 """The training state as JSON and tensors, for late joiners and for checkpoints.
 
-A state is nested tables, lists, numbers and tensors. `pack_state` takes the tensors out and leaves indices, so that
-the structure travels as JSON and the tensors as plain memory: nothing is pickled, nothing is executed on arrival.
+A state consists of nested tables, lists, numbers and tensors. `pack_state` replaces each tensor by an index, so that
+the structure is sent as JSON and the tensors as plain memory: nothing is pickled or executed.
 
-A checkpoint is a file in the safetensors format, with a checksum over everything in it: 8 bytes of length, a header in
-JSON, and the bytes of the tensors. This module writes and reads it itself: a training process has torch, and need not
-have the safetensors package, which reads these files too.
+A checkpoint is a file in the safetensors format, with a checksum of its whole content: 8 bytes of length, a JSON
+header, and the bytes of the tensors. This module writes and reads the format itself, because the environment of a
+training process need not have the safetensors package. That package can read these files.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ __all__ = [
 log = logging.getLogger("paceline.runtime")
 
 PIECE = 16 << 20
-"""Number of elements per message."""
+"""Number of elements in one message."""
 
 
 class Stateful(Protocol):
     """An object with a state: a model, an optimizer, a schedule."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Its state."""
+        """The state of the object."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> object:
-        """Take a state."""
+        """Replace the state of the object."""
         ...
 
 
 def pack_state(state: Any, tensors: list[Tensor]) -> Any:
-    """The state as JSON data; its tensors are appended to the list."""
+    """The state as JSON data; the tensors of the state are appended to the list."""
     if isinstance(state, Tensor):
         tensors.append(state.detach())
         return {
@@ -83,7 +83,7 @@ def pack_state(state: Any, tensors: list[Tensor]) -> Any:
 
 
 def unpack_state(packed: Any, tensors: Sequence[Tensor]) -> Any:
-    """The state again."""
+    """The state from JSON data and its tensors; the inverse of `pack_state`."""
     if "tensor" in packed:
         if not 0 <= packed["tensor"] < len(tensors):
             raise ValueError(f"there is no tensor {packed['tensor']}")
@@ -98,7 +98,7 @@ def unpack_state(packed: Any, tensors: Sequence[Tensor]) -> Any:
 def broadcast_state(
     packed: Any, mine: Sequence[Tensor] | None, broadcast: Callable[[Tensor], None], *, receive: bool
 ) -> list[Tensor]:
-    """The source's tensors on every rank; `mine` is None on ranks that have nothing to give."""
+    """Broadcast the tensors of the source to every rank; `mine` is None on ranks without a state."""
     tensors = list(mine) if mine is not None else _empty(packed)
     flat = [_sendable(tensor.detach().cpu().contiguous().view(-1)) for tensor in tensors]
     for dtype in sorted({tensor.dtype for tensor in flat}, key=str):
@@ -107,7 +107,7 @@ def broadcast_state(
 
 
 SENDABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8)
-"""Types that Gloo knows; others travel as bytes."""
+"""Data types that Gloo can send; other types are sent as bytes."""
 
 
 def _sendable(flat: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ def _sendable(flat: Tensor) -> Tensor:
 
 
 def _broadcast_alike(tensors: list[Tensor], broadcast: Callable[[Tensor], None], *, receive: bool) -> None:
-    """Many small tensors as a few large ones."""
+    """Broadcast tensors of one data type in a few large messages."""
     while tensors:
         piece: list[Tensor] = []
         filled = 0
@@ -145,14 +145,14 @@ def _empty(packed: Any) -> list[Tensor]:
 
 
 SCHEMA = 1
-"""Version of the content of checkpoints; newer ones are refused."""
+"""Version of the format; checkpoints of a newer version are refused."""
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     """Write a checkpoint atomically; the previous checkpoint is kept beside it. StoreError if there is no space.
 
-    The file is in the safetensors format: the model's tensors are called `model.` and their names, further tensors
-    `state.` and a number; the note `paceline` says how they make up the content again.
+    The file is in the safetensors format. Tensors of the model are called `model.` and their name, other tensors
+    `state.` and a number. The metadata entry `paceline` describes how the tensors form the content.
     """
     tensors: list[Tensor] = []
     packed = pack_state(content, tensors)
@@ -167,7 +167,7 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
 
 
 def _names(packed: Any, count: int) -> list[str]:
-    """A name for each tensor: the model's own, if it is one of the first state's."""
+    """A name for each tensor: tensors of the first state, which is that of the model, keep their names."""
     names = [f"state.{number}" for number in range(count)]
     states = dict(packed["table"]).get("state", {"list": []})["list"]
     for key, value in states[0]["table"] if states else []:
@@ -177,12 +177,12 @@ def _names(packed: Any, count: int) -> list[str]:
 
 
 def checkpoint_of_group(path: Path, group: str) -> Path:
-    """Where one of several groups writes: groups may share a folder, and each has an optimizer state of its own."""
+    """The checkpoint file of one of several groups: they may share a folder, and each has its own optimizer state."""
     return path.with_name(f"{path.stem}.of-{quote(group, safe='')}{path.suffix}")
 
 
 def path_to_resume(path: Path, group: str | None) -> Path:
-    """The checkpoint of this group; else the newest that this job or its groups have written under that name."""
+    """The checkpoint of this group; without one, the newest that the job or another of its groups has written."""
     own = path if group is None else checkpoint_of_group(path, group)
     others = [path, *path.parent.glob(f"{escape(path.stem)}.of-*{escape(path.suffix)}")]
     if any(os.path.lexists(one) for one in (own, _previous(own))):
@@ -195,15 +195,15 @@ def _previous(path: Path) -> Path:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any] | None:
-    """The newest sound checkpoint, or None if there is none.
+    """The newest checkpoint that can be read, or None if there is no checkpoint.
 
-    If the newest is damaged, it is moved aside and the one before it is taken, with a warning. A damaged checkpoint
-    without one before it, and one of a newer Paceline, are a StoreError.
+    If the newest checkpoint is damaged, it is renamed and the previous one is loaded, with a warning. A damaged
+    checkpoint without a previous one, or a checkpoint of a newer Paceline, is a StoreError.
     """
-    with contextlib.suppress(OSError):  # what a killed process left half-written is as large as a checkpoint
+    with contextlib.suppress(OSError):  # remove what a killed process left half-written: it is as large as a checkpoint
         remove_abandoned(path.parent, name=path.name)
     before = _previous(path)
-    if not os.path.lexists(path):  # a link that leads nowhere is not "no checkpoint": its disk may be absent today
+    if not os.path.lexists(path):  # a broken link does not mean "no checkpoint": its disk may not be mounted now
         return _content(before) if os.path.lexists(before) else None
     try:
         return _content(path)
@@ -218,7 +218,7 @@ def load_checkpoint(path: Path) -> dict[str, Any] | None:
 
 
 def _set_aside(path: Path) -> Path:
-    """Rename what is damaged; it stays where it is if something else has the name, or nothing may be renamed here."""
+    """Rename a damaged file; leave it in place if the new name exists, or if renaming is not permitted."""
     try:
         return path.replace(path.with_name(f"{path.name}.damaged"))
     except OSError:
@@ -226,11 +226,11 @@ def _set_aside(path: Path) -> Path:
 
 
 class NewerCheckpoint(StoreError):
-    """A checkpoint of a newer Paceline."""
+    """The checkpoint was written by a newer Paceline."""
 
 
 def _content(path: Path) -> dict[str, Any]:
-    hint = "move it away to start anew"
+    hint = "move it away to start from the beginning"
     try:
         tensors, notes = read_tensors(path)
         note = json.loads(notes["paceline"])
@@ -245,7 +245,7 @@ def _content(path: Path) -> dict[str, Any]:
         raise StoreError(f"cannot read the checkpoint {path}: {error.strerror or error}", hint=hint) from None
     except (MemoryError, OverflowError):
         raise StoreError(f"cannot read the checkpoint {path}: no memory for it", hint=hint) from None
-    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:  # torch: a shape beyond bounds
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:  # torch: a shape too large
         raise StoreError(f"{path} is not a sound checkpoint of Paceline: {error}", hint=hint) from None
     if missing:
         raise StoreError(f"{path} is not a sound checkpoint of Paceline: no {min(missing)}", hint=hint)
@@ -259,7 +259,7 @@ TYPES = {
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in TYPES.items()}
 MAX_HEADER = 100 * 10**6
-"""Bytes of a header, as the format's own reader limits it."""
+"""Largest header in bytes; the reader of the safetensors package has the same limit."""
 DIGEST = "sha256"
 
 
@@ -282,7 +282,7 @@ def write_tensors(file: IO[bytes], tensors: dict[str, Tensor], notes: dict[str, 
 
 
 def _raw(tensor: Tensor) -> Any:
-    """The bytes of a tensor, without a copy where it is on the CPU already."""
+    """The bytes of a tensor, without a copy if the tensor is on the CPU."""
     return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
@@ -294,7 +294,7 @@ def _digest(header: dict[str, Any], notes: dict[str, str], parts: Iterator[Any])
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and notes of a file whose checksum fits; ValueError says what is wrong."""
+    """The tensors and notes of a file; raises ValueError with the reason if the file is damaged."""
     content = memoryview(bytearray(read_regular(path, follow=True)))
     header, data = _parts(content)
     notes = header.pop("__metadata__", None)
@@ -324,7 +324,7 @@ def _tensor(entry: dict[str, Any], data: memoryview) -> Tensor:
     counts = [begin, end, *shape]
     if any(type(count) is not int or count < 0 for count in counts) or not begin <= end <= len(data):
         raise ValueError(f"a tensor at {begin} to {end} of {len(data)} bytes, of the shape {str(shape)[:60]}")
-    # Before anything is allocated: a shape may be of any size.
+    # Checked before memory is allocated, because a damaged header may state a shape of any size.
     if math.prod(shape) * torch.empty(0, dtype=dtype).element_size() != end - begin:
         raise ValueError(f"a tensor of {end - begin} bytes cannot have the shape {str(shape)[:60]}")
     if begin == end:
@@ -333,26 +333,26 @@ def _tensor(entry: dict[str, Any], data: memoryview) -> Tensor:
 
 
 class CheckpointWriter:
-    """Writes checkpoints one after the other while training goes on; one that fails is tried again."""
+    """Writes checkpoints in a separate thread, one at a time; after a failure a later step tries again."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="paceline-checkpoint")
         self._writing: tuple[int, Future[None]] | None = None
-        """The checkpoint that is being written, and of which step it is."""
+        """The step of the checkpoint that is being written, and the result of writing it."""
         self.failures, self.again = 0, -1
-        """Checkpoints in a row that could not be written; the step that tries again, 1, 2, 4, ... steps later."""
+        """Number of consecutive failures, and the step of the next attempt: 1, 2, 4, ... steps after the failure."""
 
     def begin(self, step: int, write: Callable[[], None]) -> None:
-        """Write the checkpoint of a step; the one before it is finished."""
+        """Start to write the checkpoint of a step, after the previous one is complete."""
         self._writing = (step, self._thread.submit(write))
 
     def look(self, now: int) -> None:
-        """Finish the checkpoint that is written by now."""
+        """Take the result of the checkpoint if writing has ended; do not wait for it."""
         if self._writing is not None and self._writing[1].done():
             self.finish(now)
 
     def finish(self, now: int) -> None:
-        """Wait for the checkpoint that is being written; no space for it is a warning, and training goes on."""
+        """Wait for the checkpoint that is being written; a failure to write is logged, and training continues."""
         if self._writing is None:
             return
         (step, writing), self._writing = self._writing, None
@@ -360,7 +360,7 @@ class CheckpointWriter:
             writing.result()
         except StoreError as error:
             if not self.failures:
-                log.warning("step %d: %s; training goes on and tries again", step, error.message)
+                log.warning("step %d: %s; training continues, and a later step tries again", step, error.message)
             self.again = now + 2**self.failures
             self.failures += 1
         else:
@@ -369,5 +369,5 @@ class CheckpointWriter:
             self.failures = 0
 
     def close(self) -> None:
-        """End the thread."""
+        """End the writing thread."""
         self._thread.shutdown()

@@ -1,13 +1,13 @@
-"""The work of each layer of a PyTorch model, counted in one forward pass: multiply-adds, and bytes in and out.
+"""Work of each layer of a PyTorch model, counted in one forward pass: multiply-adds, and bytes read and written.
 
-Operators are counted as they are dispatched, so that functions without a module of their own count, too. A model need
-not train for that, nor exist in memory:
+Operators are counted when PyTorch dispatches them, so that functions outside of modules are counted as well. The model
+need not be trained, and need not be in memory:
 
     with torch.device("meta"):
         model = MyModel(...)                      # no memory: a model that no machine here could hold
     paceline.outline(model, torch.empty(8, 2048, dtype=torch.long, device="meta"), path="my.profile")
 
-Such a profile has no times: predictions from it rest on rooflines alone.
+Such a profile has no times: predictions from it use the roofline model only.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ KINDS: tuple[tuple[Any, str], ...] = (
     ((nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), "convolution"),
     (nn.MultiheadAttention, "attention"),
 )
-"""Classes of layers that reach different shares of a device's rates; others that multiply are linear."""
+"""Kinds of layers that reach different shares of a device's rates; other layers with multiply-adds are `linear`."""
 FLOAT32 = 4
-"""Bytes of a gradient's number; a prediction in another precision scales them."""
+"""Bytes of one element of a gradient; predictions in another precision scale this."""
 
 
 class _Operators(TorchDispatchMode):
-    """Counts the multiply-adds of every operator, and the bytes that it reads and writes, parameters aside."""
+    """Counts multiply-adds of every operator, and the bytes that it reads and writes, without parameters."""
 
     def __init__(self, parameters: set[int]) -> None:
         super().__init__()
@@ -54,24 +54,24 @@ class _Operators(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        with contextlib.suppress(Exception):  # an operator that cannot be counted is not the user's concern
+        with contextlib.suppress(Exception):  # an operator that cannot be counted must not fail the user's training
             self.macs += _flop(func, args, kwargs or {}, out) / 2
-        with contextlib.suppress(Exception):  # nor is a tensor without a storage, such as a sparse one
+        with contextlib.suppress(Exception):  # nor must a tensor without storage, such as a sparse one
             if not _is_view(func):
                 self.traffic += _bytes(out) + _bytes([one for one in args if _storage(one) not in self._parameters])
         return out
 
 
 def _storage(value: Any) -> int | None:
-    """What a tensor shares with its views, on device `meta`, too; sparse tensors have none."""
+    """Identity of the storage that a tensor shares with its views, also on device `meta`; None for sparse tensors."""
     if not torch.is_tensor(value) or value.layout is not torch.strided:
         return None
     return value.untyped_storage()._cdata
 
 
 def _is_view(func: Any) -> bool:
-    """Whether an operator only names a part of its input: nothing is read or written."""
-    if func._overloadpacket is torch.ops.aten._unsafe_view:  # its schema does not say so
+    """Whether an operator returns a view of its input, so that no data is read or written."""
+    if func._overloadpacket is torch.ops.aten._unsafe_view:  # a view whose schema does not say so
         return True
     aliases = [returned.alias_info for returned in func._schema.returns]
     return any(alias is not None and not alias.is_write for alias in aliases)
@@ -92,7 +92,7 @@ class WorkCounter:
         self.total = 0.0
         """Multiply-adds of the whole model, functions outside of layers included."""
         self.traffic = 0.0
-        """Bytes that all operators read and write, parameters aside."""
+        """Bytes that all operators read and write, without parameters."""
         self._mode = _Operators({storage for one in model.parameters() if (storage := _storage(one)) is not None})
         self._stack: list[list[float]] = []
         self._handles: list[Any] = []
@@ -103,16 +103,16 @@ class WorkCounter:
                 self._handles.append(module.register_forward_hook(lambda m, i, o, name=name: self._ends(name, m, i, o)))
 
     def begin(self) -> None:
-        """The forward pass begins."""
+        """Start counting; called when the forward pass begins."""
         self._mode.__enter__()
 
     def add(self, macs: float, traffic: float) -> None:
-        """Work of a function whose operators were not run."""
+        """Add the work of a function whose operators are not dispatched one by one."""
         self._mode.macs += macs
         self._mode.traffic += traffic
 
     def end(self) -> None:
-        """The forward pass has ended; nothing is watched from now on."""
+        """Stop counting and remove the hooks; called when the forward pass has ended."""
         self._mode.__exit__(None, None, None)
         self.total, self.traffic = self._mode.macs, self._mode.traffic
         for handle in self._handles:
@@ -134,7 +134,7 @@ class WorkCounter:
 
 
 def _kind(module: nn.Module, macs: float) -> str:
-    """The kind of a layer; dense 3 x 3 convolutions of stride 1 have a faster algorithm and are a kind of their own."""
+    """Kind of a layer. Dense 3 x 3 convolutions of stride 1 are one kind: they have a faster algorithm."""
     if isinstance(module, nn.Conv2d) and (module.kernel_size, module.stride, module.groups) == ((3, 3), (1, 1), 1):
         return "convolution_3x3" if module.dilation == (1, 1) else "convolution"
     return next((word for classes, word in KINDS if isinstance(module, classes)), "linear" if macs else "elementwise")
@@ -150,7 +150,7 @@ def _bytes(value: Any) -> float:
 
 
 def _recurrent(module: nn.Module, inputs: Any) -> float:
-    """Multiply-adds of a recurrent layer, whose kernel is one operator: every weight once for each position."""
+    """Multiply-adds of a recurrent layer, whose kernel is one operator: each weight is used once per position."""
     if not isinstance(module, nn.RNNBase) or not inputs:
         return 0.0
     positions = inputs[0].numel() / inputs[0].shape[-1]
@@ -194,7 +194,7 @@ def outline_of(model: nn.Module, inputs: Any, *, name: str | None = None, batch:
 
 
 def write_outline(profile: dict[str, Any], path: Path | None, *, quiet: bool) -> None:
-    """Write the profile, and say what it holds."""
+    """Write the profile, and print a summary."""
     if path is not None:
         atomic_write(path, json.dumps(profile, indent=1) + "\n")
     if quiet:
@@ -212,7 +212,7 @@ def write_outline(profile: dict[str, Any], path: Path | None, *, quiet: bool) ->
 
 
 class _FusedAttention(TorchFunctionMode):
-    """Attention as one kernel, as GPUs run it: without one, PyTorch takes it apart into passes over all scores."""
+    """Counts attention as one kernel, as GPUs run it; elsewhere PyTorch runs separate operators over all scores."""
 
     def __init__(self, work: WorkCounter) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ class _FusedAttention(TorchFunctionMode):
 
 def _counted(model: nn.Module, inputs: Any) -> WorkCounter:
     work = WorkCounter(model)
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]  # a forward pass moves statistics of batch norm
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]  # batch norm changes its statistics
     work.begin()
     try:
         with torch.no_grad(), _FusedAttention(work):
@@ -257,18 +257,18 @@ def _counted(model: nn.Module, inputs: Any) -> WorkCounter:
 
 
 def _scale(work: WorkCounter, field: str, total: float) -> float:
-    """Of all operators over those of the layers."""
+    """Ratio of the work of all operators to the work inside layers."""
     counted = sum(layer[field] for layer in work.layers.values())
     return max(1.0, total / counted) if counted else 1.0
 
 
 def _batch(inputs: Any) -> int:
-    """The first dimension of the first tensor."""
+    """The batch size: the first dimension of the first tensor."""
     values = list(inputs.values()) if isinstance(inputs, Mapping) else inputs
     flat = values if isinstance(values, list | tuple) else [values]
     found = next((int(one.shape[0]) for one in flat if torch.is_tensor(one) and one.dim()), None)
     if not found:
-        raise InputError("the number of samples is not known", hint="say it: outline(model, inputs, batch=8)")
+        raise InputError("the number of samples is not known", hint="give it: outline(model, inputs, batch=8)")
     return found
 
 

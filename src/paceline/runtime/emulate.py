@@ -1,7 +1,7 @@
-"""Emulated devices: the compute of a layer is a timed wait, its tensors and gradients are real.
+"""Emulated devices: the compute time of a layer is a timed wait; its tensors and gradients are real.
 
-The waits follow a device clock with deadlines: what the host computes meanwhile is hidden as long as it is quicker than
-the device that is emulated. A backward wait comes before the layer's gradients exist, so that overlap is real too.
+The waits follow a clock with deadlines, so that the host's own compute is hidden while it is faster than the emulated
+device. A backward wait ends before the gradients of the layer are ready, so that the exchange overlaps as on a device.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from paceline.bench.virtual.devices.clock import DeviceClock, exact_timers
 
 __all__ = ["Emulated", "emulate", "emulate_as_told", "emulated_device"]
 
-FORGIVEN = 0.002
-"""Seconds of host lag that the device clock catches up with."""
+LARGEST_LAG = 0.002
+"""Lag of the host in seconds for which the device clock catches up."""
 
 
 @dataclass
 class Emulated:
-    """The times of an emulated device; fields may change during training."""
+    """Step times of an emulated device; fields may change during training."""
 
     per_sample: float
-    """Seconds of forward and backward of one sample."""
+    """Seconds of forward and backward pass per sample."""
     constant: float = 0.0
     """Seconds of a step that do not depend on the batch."""
     speed: float = 1.0
@@ -41,21 +41,21 @@ class Emulated:
 
     def __post_init__(self) -> None:
         unsteady = {"straggle": self.straggle, "straggle_factor": self.straggle_factor}
-        self._clock = DeviceClock(unsteady, seed=self.seed, forgiven=FORGIVEN)
+        self._clock = DeviceClock(unsteady, seed=self.seed, forgiven=LARGEST_LAG)
         exact_timers()
 
     def begin(self, samples: int) -> None:
-        """A forward pass of this many samples begins."""
+        """Start the clock for a forward pass of `samples` samples."""
         self._step_seconds = (self.constant + self.per_sample * samples) / self.speed
         self._clock.begin_step()
 
     def occupy(self, share: float) -> None:
-        """Wait until the device has done this share of the step."""
+        """Wait until the device has completed this share of the step."""
         self._clock.run(share * self._step_seconds)
 
 
 class _Pause(torch.autograd.Function):
-    """Passes a tensor through; takes a layer's share of the backward pass in the backward pass."""
+    """The identity; in the backward pass it waits for a layer's share of the step."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, device: Emulated, share: float) -> Tensor:
@@ -69,7 +69,7 @@ class _Pause(torch.autograd.Function):
 
 
 def emulate(model: nn.Module, device: Emulated) -> None:
-    """Make the model take as long as on this device: every layer with parameters takes an equal share."""
+    """Slow the model down to the speed of this device: every layer with parameters takes an equal share."""
     layers = [part for part in model.modules() if next(part.parameters(recurse=False), None) is not None]
     forward = device.forward_share / len(layers)
     backward = (1 - device.forward_share) / len(layers)
@@ -87,7 +87,7 @@ def emulate(model: nn.Module, device: Emulated) -> None:
 
 
 def emulated_device(emulation: dict[str, Any], batch: int, *, seed: int) -> Emulated | None:
-    """The device that a cluster file describes, its times stated for `batch` samples unless it says otherwise."""
+    """The device of a cluster file, whose times hold for `batch` samples unless the file states another batch."""
     forward = emulation["forward"]
     if forward is None:
         return None
@@ -103,7 +103,7 @@ def emulated_device(emulation: dict[str, Any], batch: int, *, seed: int) -> Emul
 
 
 def emulate_as_told(model: nn.Module, global_batch: int) -> None:
-    """Emulate the device that the launcher sets, if any; its times are stated for the global batch."""
+    """Emulate the device that the launcher has set, if any; its times hold for the global batch."""
     text = os.environ.get(variables.EMULATION)
     device = emulated_device(json.loads(text), global_batch, seed=os.getpid()) if text else None
     if device is not None:

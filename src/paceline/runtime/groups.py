@@ -1,7 +1,7 @@
-"""The group of the training loop: a single group, or one of several groups that exchange through the syncer.
+"""The group mode of the training loop: a single group, or one of several groups that exchange through the syncer.
 
-The loop talks to a `GroupMode`, which is `OneGroup` or `SyncedGroups`. With scheme='auto' one may replace the other
-during training; the loop continues with the mode that it receives.
+The loop uses a `GroupMode`, which is `OneGroup` or `SyncedGroups`. With scheme='auto' one may replace the other during
+training; the loop continues with the mode that it receives.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ __all__ = ["GroupContext", "GroupMode", "Limits", "OneGroup", "Start", "SyncedGr
 
 log = logging.getLogger("paceline.runtime")
 _JOINS = itertools.count()
-"""Calls of join() in this process."""
+"""Counts the calls of join() in this process."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When training ends: after this number of epochs or committed steps of the whole run, whichever comes first."""
+    """Limits of training: a number of epochs or of committed steps of the whole run, whichever comes first."""
 
     epochs: int | None = None
     steps: int | None = None
@@ -60,14 +60,14 @@ class Limits:
 
 @dataclass
 class GroupContext:
-    """The common state of both modes."""
+    """The state that both modes share."""
 
     group: RankGroup
     pilot: Pilot | NoPilot
     num_samples: int
-    """Of the dataset."""
+    """Number of samples of the dataset."""
     global_batch: int
-    """Samples of a step of all groups together."""
+    """Samples of one step of all groups together."""
     roster: Path | None
     limits: Limits
 
@@ -78,25 +78,26 @@ class GroupContext:
 
 
 class OneGroup:
-    """All ranks step together, through the epoch's order."""
+    """All ranks step together through the order of the epoch."""
 
     synced = False
-    """Whether there are other groups, with which this one exchanges through a syncer."""
+    """Whether this group exchanges with other groups through a syncer."""
     staleness = 0
-    """Updates by other groups that the newest exchange did not know of."""
+    """Staleness of the newest exchange; always 0 for a single group."""
 
     def __init__(self, job: GroupContext) -> None:
         self._job = job
 
     def begin(self, limits: Limits) -> None:
-        """Train until these limits are reached."""
+        """Start to train until these limits are reached."""
         self._job.limits = limits
 
     def entered(self) -> None:
-        """A view of the group has started; there is no syncer to notify."""
+        """No effect when a view of the group starts, because there is no syncer to notify."""
 
     def look(self, seconds: float) -> GroupMode:
-        """After a step that took `seconds` the pilot may split the group; the mode to go on with."""
+        """Called after a step of `seconds` seconds: the pilot may split the group. Returns the mode to continue
+        with."""
         job = self._job
         may_split = job.limits.steps is None and job.training.may_be_divided
         choice = job.pilot.look(job.group.session, seconds, step=job.training.position.step, may_split=may_split)
@@ -110,10 +111,10 @@ class OneGroup:
         return mode
 
     def prepare(self) -> None:
-        """Have samples for the next step, which are always there."""
+        """No effect, because samples are always available."""
 
     def take(self) -> GroupMode:
-        """Nothing was fetched."""
+        """No effect, because nothing was fetched."""
         return self
 
     def finished(self) -> bool:
@@ -121,15 +122,15 @@ class OneGroup:
         return self._job.limits.reached(self._job.training.position)
 
     def decided(self, position: Position) -> bool:
-        """Whether there is a step at this position, as far as is known now."""
+        """Whether there is a step at this position."""
         return not self._job.limits.reached(position)
 
     def next_size(self, position: Position) -> int:
-        """Samples of the step at a position: the last step of an epoch takes what is left."""
+        """Samples of the step at a position; the last step of an epoch takes the remaining samples."""
         return step_size(position, num_samples=self._job.num_samples, global_batch=self._job.global_batch)
 
     def after(self, position: Position, size: int) -> Position:
-        """Further on in the epoch's order, and in the next epoch at its end."""
+        """The position after a step, which may be in the next epoch."""
         return advance(position, size, num_samples=self._job.num_samples)
 
     def facts(self) -> dict[str, Any]:
@@ -142,46 +143,46 @@ class OneGroup:
 
 
 class SyncedGroups:
-    """The ranks of this group step together through leases of samples; between two leases they exchange progress."""
+    """The ranks of this group step together through leases of samples; after each lease they exchange progress."""
 
     synced = True
 
     def __init__(self, job: GroupContext, client: SyncerClient) -> None:
         self._job, self._client = job, client
         self._listener: Listener | None = None
-        """Where all groups are to meet as one, if this process opened it."""
+        """The listener at which all groups merge, if this process opened it."""
         self._fetched: tuple[Tensor, Tensor] | None = None
-        """An exchange that this rank has the answer of and has not taken."""
+        """The answer of an exchange that this rank has received and not applied."""
         if client.sequence:
-            # From a checkpoint. Its mark must not be that of ranks which still train in the exchange that it knew.
+            # From a checkpoint. Ranks that still train in the exchange of this checkpoint must have another mark.
             client.begin_anew()
             job.training.changed(0, f"{job.training.mark}:anew")
         job.training.share_with((client,), global_batch=client.batch)
 
     @property
     def staleness(self) -> int:
-        """Updates by other groups that the newest exchange did not know of; as the rank that speaks counts them."""
+        """Staleness of the newest exchange, as counted on the rank that exchanges with the syncer."""
         return self._client.staleness
 
     def begin(self, limits: Limits) -> None:
-        """Train until these limits are reached; epochs are what groups share."""
+        """Start to train until these limits are reached; groups share epochs, so a number of epochs is required."""
         if limits.epochs is None:
-            raise InputError("groups share epochs of samples", hint="say batches(epochs=...) when there is a syncer")
+            raise InputError("groups share epochs of samples", hint="call batches(epochs=...) if there is a syncer")
         self._job.limits = limits
 
     def entered(self) -> None:
-        """The current first rank of the group communicates with the syncer."""
+        """When a view starts, its first rank takes over the communication with the syncer."""
         self._fetched = None
         self._client.speak(speaks=self._job.group.session.rank == 0)
 
     def look(self, seconds: float) -> GroupMode:
-        """Whether other groups would be better is asked with each exchange."""
+        """No change after a step: other strategies are considered at each exchange."""
         return self
 
     def prepare(self) -> None:
-        """When a lease is used up, the group's first rank speaks with the syncer and tells the others.
+        """After a lease, the first rank of the group exchanges with the syncer and broadcasts the answer.
 
-        Nothing is changed: the exchange can be repeated until `take`.
+        No state changes before `take`, so that the exchange can be repeated.
         """
         client, session = self._client, self._job.group.session
         if client.over or (client.sequence > 0 and self._job.training.position.cursor < client.end):
@@ -193,7 +194,7 @@ class SyncedGroups:
         self._fetched = header, spread_numbers(client.held, theta, session.wire)
 
     def take(self) -> GroupMode:
-        """Go on with what was fetched; the ranks of a sharded unit do so together, or not at all."""
+        """Apply the answer of the exchange; the ranks of a sharded unit all apply it, or none."""
         if self._fetched is None:
             return self
         client, training, view = self._client, self._job.training, self._job.group.session.view
@@ -206,34 +207,34 @@ class SyncedGroups:
         return mode
 
     def finished(self) -> bool:
-        """Whether no samples are left for this group, or enough steps were done."""
-        # Epochs are the syncer's to count: it gives no lease beyond the last one.
+        """Whether no samples are left for this group, or the limit of steps is reached."""
+        # The syncer counts epochs: it grants no lease beyond the last epoch.
         return self._client.over or Limits(steps=self._job.limits.steps).reached(self._job.training.position)
 
     def decided(self, position: Position) -> bool:
-        """Whether there is a step at this position of the lease; the lease after it is not known yet."""
+        """Whether there is a step at this position of the present lease; the next lease is not known yet."""
         return position.cursor < self._client.end and not Limits(steps=self._job.limits.steps).reached(position)
 
     def next_size(self, position: Position) -> int:
-        """Samples of the step at a position: steps of one size through the lease."""
+        """Samples of the step at a position; all steps of a lease have nearly the same size."""
         return even_part(self._client.end - position.cursor, self._client.batch)
 
     def after(self, position: Position, size: int) -> Position:
-        """Further on in the lease."""
+        """The position after a step of the lease."""
         return Position(position.step + 1, position.epoch, position.cursor + size)
 
     def facts(self) -> dict[str, Any]:
-        """Versions, groups and staleness by the syncer's count."""
+        """Versions, groups and staleness, as counted by the syncer."""
         return {"syncer": self._client.facts()}
 
     def leave(self) -> None:
         """End the training of this process and its connection to the syncer."""
-        # The group first: ranks that are left choose another to speak while this one still sends heartbeats.
+        # The group is left first: the remaining ranks choose a new first rank while this one still sends heartbeats.
         self._job.group.leave()
         self._client.leave()
 
     def _speak(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """One exchange with the syncer; the first group also hears what the others say, and may call all together."""
+        """One exchange with the syncer. The first group also reads the reports of all groups, and may start a merge."""
         job, client, position = self._job, self._client, self._job.training.position
         status = job.pilot.status(job.group.session, client.seconds)
         header, theta = client.exchange(
@@ -248,13 +249,13 @@ class SyncedGroups:
         return header, theta
 
     def _merge(self) -> GroupMode:
-        """Go on as one group, if that is why no samples are left."""
+        """Merge into one group, if a merge is the reason why no samples are left."""
         job, session = self._job, self._job.group.session
         merged = json.loads(session.wire.tell(json.dumps(self._client.merged_group), 0))
         if merged is None:
             return self
         (address, port), size = merged
-        # Left before the ranks meet again: until then the syncer would wait for a group that does not come back.
+        # The syncer is left before the merge: otherwise it would wait for a group that does not come back.
         self._client.leave()
         job.training.share_with((), global_batch=job.global_batch)
         job.pilot.merged()
@@ -266,51 +267,51 @@ class SyncedGroups:
 
 
 GroupMode: TypeAlias = OneGroup | SyncedGroups
-"""What the training loop talks to. Both have the same methods: `begin`, then for each step `prepare`, `take` and
-`finished`, and `look` after it; `decided`, `next_size` and `after` for this step and those that come; `entered` after
-each change of the group, and `leave` at the end."""
+"""The interface of the training loop to its group. Both classes have the same methods: `begin`; for each step
+`prepare`, `take` and `finished`, and `look` after it; `decided`, `next_size` and `after` for coming steps; `entered`
+after each change of the group; `leave` at the end."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a process takes part when it starts: as its launcher says, over MPI, or where it was before a restart."""
+    """How a process starts: as its launcher says, over MPI, or in the group that it had before a restart."""
 
     context: LaunchContext
     assignment: GroupAssignment | None
-    """The group that scheme='auto' had put this rank in, if it was started again."""
+    """The group to which scheme='auto' had assigned this rank, if the rank was restarted."""
     where: GroupMembership | None
-    """The group and its syncer; None if all ranks are one group."""
+    """The group and its syncer; None if all ranks form one group."""
     regroups: bool
-    """Whether the ranks themselves decide how they train together."""
+    """Whether scheme='auto' chooses the groups."""
     batch: int | None = None
-    """The global batch of a plan."""
+    """The global batch of the plan, if there is a plan."""
     split: tuple[int, ...] = ()
-    """Samples of each rank of the group in its first steps, as a plan has them."""
+    """Samples of each rank of the group in its first steps, from the plan."""
 
     @property
     def group(self) -> str | None:
-        """Name of the group; None if all ranks are one group."""
+        """Name of the group; None if all ranks form one group."""
         return self.where.group if self.where else None
 
     def chosen_batch(self, asked: int) -> int:
-        """The global batch to train with: that of the plan, else the one that the script asked for."""
+        """The global batch to train with: that of the plan, otherwise that of the script."""
         if self.batch is not None and self.batch != asked:
             log.warning("the plan's global batch of %d takes the place of %d", self.batch, asked)
         return self.batch or asked
 
     def client(self, model: nn.Module, settings: Settings, *, global_batch: int) -> SyncerClient | None:
-        """The group's side of the syncer, if there is one."""
+        """The client of the syncer; None if all ranks form one group."""
         return SyncerClient(self.where, model, settings, global_batch=global_batch) if self.where else None
 
     def meet(self, settings: Settings) -> Member:
-        """Take part; the first view is up to the caller."""
+        """Join the group as a member; the caller then waits for the first view."""
         if self.assignment is not None:
             return join_again(self.context, self.assignment, settings.timeouts)
         return meet(self.context, settings.timeouts)
 
 
 def start_of(settings: Settings) -> Start:
-    """From the launcher's variables and what the job has left for ranks that are started again."""
+    """The start of this process, from the launcher's variables and the files that the job keeps for restarted ranks."""
     context, auto = _context(settings), settings.scheme == "auto"
     assignment = assignment_of(context) if auto else None
     where = assignment.membership(context.secret or b"") if assignment is not None else group_membership()
@@ -321,7 +322,7 @@ def start_of(settings: Settings) -> Start:
 
 
 def _context(settings: Settings) -> LaunchContext:
-    """Where the ranks meet: MPI knows by itself, the others need what a launcher said."""
+    """The launch context: from MPI, if the settings ask for it, otherwise from the launcher's variables."""
     number = next(_JOINS)
     if settings.transport != "mpi" and not only_mpi_knows():
         return launch_context().of_join(number)

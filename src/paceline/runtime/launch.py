@@ -1,6 +1,6 @@
-"""Launch of a training script on the devices of a cluster, with restarts of failed ranks.
+"""Launch of a training script on the devices of a cluster, with restarts of killed ranks.
 
-A job has a folder for its lifetime: logs of all ranks, and the roster with the endpoints of members for late joiners.
+A job has a folder while it runs. The folder has the logs of all ranks, and the roster with endpoints for late joiners.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline import variables
+from paceline.bench.job import is_crowded
 from paceline.bench.sites.site import Process, Rendezvous
 from paceline.bench.sites.target import LaunchTarget, make_launcher
 from paceline.cost.host import fair_threads
@@ -42,40 +43,40 @@ class Grouping:
     groups: tuple[tuple[int, ...], ...]
     """Ranks of each group."""
     samples: tuple[int, ...]
-    """Of a step of each group."""
+    """Samples in one step of each group."""
     local_steps: int
     quorum: int
 
 
 @dataclass(frozen=True)
 class TrainingRequest:
-    """What a user asks to be trained."""
+    """What the user asks to train, and how."""
 
     script: Path
     arguments: tuple[str, ...]
     cluster: Cluster
     ranks: int
-    """Processes, one per device; without meaning if there is a plan."""
+    """Number of processes, one per device; ignored if there is a plan."""
     plan: PlanFile | None = None
     restarts: int = 0
-    """How often killed ranks are started again."""
+    """Number of restarts of killed ranks."""
     threads: int | None = None
-    """Compute threads of each rank; by default an even share of the cores of its host, as plans assume it."""
+    """Compute threads of each rank; by default an even share of the cores of its host, as plans assume."""
     python: Path | None = None
-    """Interpreter of the ranks; by default this one if it has torch, else that of the pytorch environment."""
+    """Interpreter of the ranks; by default this one if it has torch, otherwise that of the pytorch environment."""
     environment: str | None = None
-    """Environment of Paceline whose interpreter the ranks use, in place of `python`."""
+    """Environment of Paceline whose interpreter the ranks use; an alternative to `python`."""
 
     @property
     def chosen(self) -> tuple[int, ...]:
-        """The devices that take part; those that a plan leaves out are not started."""
+        """The devices that take part; devices that a plan leaves out get no process."""
         if self.plan is None:
             return tuple(range(self.ranks))
         return tuple(sorted(member.rank for group in self.plan.group for member in group.members))
 
     @property
     def grouping(self) -> Grouping | None:
-        """The groups of the plan, by the numbers of the ranks that take part."""
+        """The groups of the plan, numbered by the ranks that take part; None for one group."""
         if self.plan is None or len(self.plan.group) == 1:
             return None
         order, groups = self.chosen, self.plan.group
@@ -88,7 +89,7 @@ class TrainingRequest:
 
     @property
     def split(self) -> tuple[int, ...] | None:
-        """The plan's samples of each rank that takes part."""
+        """Samples of each rank that takes part, from the plan; None without a plan."""
         if self.plan is None:
             return None
         samples = {member.rank: member.samples for group in self.plan.group for member in group.members}
@@ -97,7 +98,7 @@ class TrainingRequest:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """One script to be run by all ranks."""
+    """One script that all ranks run."""
 
     script: Path
     arguments: tuple[str, ...]
@@ -105,31 +106,27 @@ class TrainingJob:
     folder: Path
     placement: tuple[Placed, ...]
     rendezvous: Rendezvous
-    """With as many free ports as `num_ports` says."""
+    """The rendezvous, with `num_ports` free ports."""
     threads: int = 1
+    one_machine: bool = False
+    """Whether this machine emulates all hosts, so that all ranks share its cores."""
     path: Path | None = None
-    """Directory to import Paceline from, where the interpreter does not have it installed."""
+    """Directory from which Paceline is imported if the interpreter does not have it installed."""
     env: dict[str, str] = field(default_factory=dict)
-    """Variables that the interpreter needs."""
+    """Environment variables that the interpreter needs."""
     grouping: Grouping | None = None
-    """None: all ranks are one group."""
+    """Groups of the job; None if all ranks form one group."""
     split: tuple[int, ...] | None = None
-    """Samples of each rank in a step, as a plan has them."""
+    """Samples of each rank in a step, from the plan."""
     secret: str = field(default_factory=lambda: secrets.token_hex(32))
 
 
 def run_training(request: TrainingRequest, target: LaunchTarget, show: Callable[[str], None]) -> JobResult:
-    """Run a script on the devices that take part, and show what its ranks print."""
+    """Run a script on the devices that take part, and show the output of its ranks."""
     cluster, chosen, grouping = request.cluster, request.chosen, request.grouping
-    if request.plan is not None:
-        _check_plan(request.plan, cluster)
-    if max(chosen) >= cluster.num_devices:
-        raise InputError(
-            f"rank {max(chosen)} is asked for, cluster {cluster.name!r} has {cluster.num_devices} devices",
-            hint="ask for fewer ranks, or name the cluster that the plan was made for",
-        )
+    _check_devices(request)
     used = reduced(cluster, chosen)
-    # Training runs in real time unless it is asked for otherwise.
+    # Training runs in real time by default.
     if target.on == "virtual" and target.dilation is None:
         target = replace(target, dilation=1.0)
     with (
@@ -148,12 +145,13 @@ def run_training(request: TrainingRequest, target: LaunchTarget, show: Callable[
             placement=place(used, used.num_devices),
             rendezvous=site.rendezvous,
             threads=request.threads or fair_share(used, one_machine=launcher.one_machine),
+            one_machine=launcher.one_machine,
             path=interpreter.path,
             env=interpreter.env,
             grouping=grouping,
             split=request.split,
         )
-        # Agents on hosts see by this file whether they share this folder.
+        # Agents check with this file whether their host shares this folder.
         (job.folder / "job.json").write_text("{}", encoding="utf-8")
         for line in follow_ranks(site, processes_of(job), restarts=request.restarts):
             if isinstance(line, JobResult):
@@ -163,11 +161,23 @@ def run_training(request: TrainingRequest, target: LaunchTarget, show: Callable[
 
 
 def fair_share(cluster: Cluster, *, one_machine: bool) -> int:
-    """An even share of the cores of the fullest host, for each of the ranks that take part."""
+    """Threads of each rank: an even share of the cores, on the host with the fewest cores per rank."""
     here = len(os.sched_getaffinity(0))
     if one_machine:
         return fair_threads(here, cluster.num_devices)
     return min(fair_threads(host.cores or here, len(host.devices)) for host in cluster.hosts)
+
+
+def _check_devices(request: TrainingRequest) -> None:
+    """Refuse a plan for another cluster, and more ranks than the cluster has devices."""
+    cluster, last = request.cluster, max(request.chosen)
+    if request.plan is not None:
+        _check_plan(request.plan, cluster)
+    if last >= cluster.num_devices:
+        raise InputError(
+            f"rank {last} is asked for, cluster {cluster.name!r} has {cluster.num_devices} devices",
+            hint="ask for fewer ranks, or name the cluster that the plan was made for",
+        )
 
 
 def _check_plan(plan: PlanFile, cluster: Cluster) -> None:
@@ -178,7 +188,7 @@ def _check_plan(plan: PlanFile, cluster: Cluster) -> None:
     devices = [placed.device.name for placed in place(cluster, cluster.num_devices)]
     for member in (member for group in plan.group for member in group.members):
         found = devices[member.rank] if member.rank < len(devices) else "no device"
-        # A measured processor has its rates behind its name.
+        # The name of a measured CPU is followed by its rates.
         if member.device != found and not member.device.startswith(f"{found} ("):
             raise InputError(
                 f"rank {member.rank} of the plan is {member.device!r}, in cluster {cluster.name!r} it is {found!r}",
@@ -207,7 +217,7 @@ def processes_of(job: TrainingJob) -> list[Process]:
 
 
 def _shards(job: TrainingJob, grouping: Grouping) -> list[Process]:
-    """One process per shard; what it commits is kept in the job's folder, so that it can be started again."""
+    """One process per shard; its committed state is in the folder of the job, so that it can be restarted."""
     shards = []
     for index, group in enumerate(grouping.groups):
         settings = {
@@ -228,7 +238,7 @@ def _shards(job: TrainingJob, grouping: Grouping) -> list[Process]:
 
 
 def _shard_endpoint(job: TrainingJob, grouping: Grouping, index: int) -> tuple[str, int]:
-    """Each shard is on the host of its group's first rank, so that no single host is a hot spot."""
+    """Endpoint of a shard: on the host of the first rank of its group, so that no single host becomes a bottleneck."""
     host = job.placement[grouping.groups[index][0]].host
     return job.rendezvous.address_of(host), job.rendezvous.ports[1 + len(grouping.groups) + index]
 
@@ -238,14 +248,13 @@ def _path(job: TrainingJob) -> dict[str, str]:
 
 
 def _waiting(job: TrainingJob, placed: Placed) -> dict[str, str]:
-    """Ranks with more threads than their host has cores leave cores to each other while they wait."""
-    mates = sum(1 for other in job.placement if other.host == placed.host)
-    crowded = mates * job.threads > len(os.sched_getaffinity(0))
+    """Variables that make waiting threads yield their core, if ranks have more threads than there are cores."""
+    crowded = is_crowded(job.placement, placed, job.threads, one_machine=job.one_machine)
     return {"OMP_WAIT_POLICY": "passive"} if crowded else {}
 
 
 def _group_env(job: TrainingJob, grouping: Grouping, rank: int) -> dict[str, str]:
-    """Variables of a rank of one of several groups, in place of the whole job's."""
+    """Variables of a rank in one of several groups; they replace those of the whole job."""
     index = next(number for number, group in enumerate(grouping.groups) if rank in group)
     group = grouping.groups[index]
     shards = [_shard_endpoint(job, grouping, number) for number in range(len(grouping.groups))]
@@ -286,7 +295,7 @@ def _env(job: TrainingJob, placed: Placed) -> dict[str, str]:
 
 
 def _planned(job: TrainingJob, rank: int) -> dict[str, str]:
-    """The plan's global batch, and its split of the rank's group to start from."""
+    """Variables with the global batch of the plan, and the first split of the rank's group."""
     if job.split is None:
         return {}
     every = tuple(range(len(job.split)))
@@ -299,7 +308,7 @@ def _planned(job: TrainingJob, rank: int) -> dict[str, str]:
 
 
 def reduced(cluster: Cluster, chosen: Sequence[int]) -> Cluster:
-    """The cluster with just the devices that take part; its hosts keep their numbers."""
+    """The cluster with only the devices that take part; hosts keep their numbers."""
     wanted = {(placed.host, placed.local_rank) for placed in place(cluster, max(chosen) + 1) if placed.rank in chosen}
     hosts = [
         host.model_copy(
@@ -311,5 +320,5 @@ def reduced(cluster: Cluster, chosen: Sequence[int]) -> Cluster:
 
 
 def num_ports(grouping: Grouping | None) -> int:
-    """Ports that a job needs: one for rank 0, then one for each group's first rank, then one for each shard."""
+    """Number of ports of a job: one for rank 0, one for the first rank of each group, and one for each shard."""
     return 1 + (2 * len(grouping.groups) if grouping is not None else 0)

@@ -1,4 +1,4 @@
-"""The measured process of Paceline's runtime: a user's training loop, one step at a time."""
+"""The measured process for Paceline's own runtime: a training loop, run one step at a time."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["PacelineSession"]
 
 ENDLESS = 10**9
 POOL = 2
-"""Global batches of synthetic samples."""
+"""Size of the synthetic dataset, in global batches."""
 
 
 class PacelineSession(Session):
-    """SGD with momentum by the runtime; shares of the batch are its own choice."""
+    """SGD with momentum through the runtime, which chooses the shares of the batch."""
 
     def __init__(self, job: Job, rank: int) -> None:
         self.job, self.rank = job, rank
@@ -44,7 +44,7 @@ class PacelineSession(Session):
         self.loss = torch.zeros(())
 
     def step(self, upto: str) -> None:
-        """One step; parts of a step compute on the current batch without exchange."""
+        """Run one step; parts of a step compute on the present batch without exchange."""
         loss = self._loss()
         if upto == "forward":
             return
@@ -61,7 +61,7 @@ class PacelineSession(Session):
         return F.cross_entropy(logits.flatten(0, -2), self.current.targets.flatten())
 
     def facts(self) -> dict[str, Any]:
-        """Facts of the session: shares and exchange."""
+        """Shares, and results of the exchange."""
         return {**self.pace.facts(), "loss": float(self.loss)}
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ def _samples(job: Job, count: int) -> TensorDataset:
 
 
 def _emulate(net: TorchNetwork, job: Job, rank: int) -> None:
-    """Wait for the compute time of an emulated device."""
+    """Emulate the device of this rank, if the job has emulated devices."""
     emulation = job["devices"][rank].get("emulation")
     device = emulated_device(emulation, job["batch"], seed=rank) if emulation else None
     if device is not None:

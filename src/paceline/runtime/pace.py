@@ -1,13 +1,13 @@
-"""The user's training loop: batches that fit each rank, and steps that equal one process with the whole batch.
+"""The user's training loop: batches that fit the speed of each rank, and steps that equal those of one process.
 
     with join(model, optimizer, dataset, global_batch=512) as pace:
         for batch in pace.batches(epochs=10):
             loss = loss_fn(model(batch.inputs), batch.targets)
             pace.step(loss)
 
-`pace.step(loss)` is `pace.backward(loss)` and `pace.update()`; between them gradients are those of the whole step.
-A rank with n of the step's N samples weighs its gradients by n / N, so their sum is the gradient of the mean loss over
-all N, whatever the split. If the group changes in mid-step, the step is not committed and its samples are used again.
+`pace.step(loss)` is `pace.backward(loss)` and `pace.update()`; between the two, gradients are those of the whole step.
+A rank with n of the N samples of a step weights its gradients by n / N, so that their sum is the gradient of the mean
+loss over all N samples, for any split. If the group changes during a step, the step is not committed and repeats.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def join(
     """Join the training of a model by all launched ranks; a single process runs a plain training loop.
 
     `with join(...) as pace:` leaves the group at the end of the block; without `with`, the process leaves when it
-    exits. Several optimizers are stepped together. `data` is a dataset, or `ShardStreams`, whose samples are loaded in
-    the loop, or a function that makes a DataLoader around the samples of this rank, so that its workers load them:
+    exits. Several optimizers are stepped together. `data` is a dataset or `ShardStreams`, whose samples are loaded in
+    the training loop, or a function that makes a DataLoader from a sampler, so that its workers load the samples:
     `lambda sampler: DataLoader(dataset, batch_sampler=sampler, num_workers=4)`.
     """
     if not isinstance(global_batch, SupportsIndex) or global_batch < 1:
@@ -100,7 +100,7 @@ class Pace:
         self._training.whole_batch = global_batch
         check_streams(source, settings, groups=client is not None, sharded=self._training.unit.sharded)
         self._feed = feed_of(source, settings, self._training.device, global_batch=global_batch)
-        # Resumed before the ranks meet: each then reports how far it is, and all take over from the most advanced.
+        # The checkpoint is loaded before the rendezvous: ranks report their progress, and copy the most advanced state.
         self._training.resume(start.group)
         self._group = RankGroup(start.meet(settings), self._training, holder=self._holder, synced=self._synced)
         self._pilot = Pilot(global_batch) if start.regroups else NoPilot()
@@ -109,13 +109,13 @@ class Pace:
         self._recorder = MetricsRecorder(settings, group=start.group or "group", rank=start.context.rank)
         self._attempt: Attempt | None = None
         self._left = self._again = False
-        """Whether this process has left, and whether the batch is repeated, because the group has changed."""
+        """Whether this process has left, and whether the step repeats because the group has changed."""
         self._unsettled: float | None = None
-        """Seconds of a committed step whose consequences are still to come."""
+        """Seconds of a committed step for which `_settle` has not run yet."""
         self.records: deque[StepRecord] = deque(maxlen=RECORDS)
         """The newest committed steps."""
         self.views = self._group.views
-        """Each view this rank was in: number, ranks, and when it began by time.monotonic()."""
+        """Each view of this rank: number, number of ranks, and time.monotonic() at its begin."""
         self.reasons: Sequence[str] = self._pilot.reasons
         """The reason of each decision of scheme='auto' that this rank made, one sentence each."""
 
@@ -124,10 +124,10 @@ class Pace:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if os.getpid() != self._process:  # a child that the loop forked and that ends: the connections are not its own
+        if os.getpid() != self._process:  # a forked child: the connections belong to its parent
             return
         self._left = True
-        if kind is None and self._unsettled is not None:  # left by `break`: what was due after the last step
+        if kind is None and self._unsettled is not None:  # the loop ended by `break`
             self._training.save_if_due(self.rank, self._group.session.balance.plain())
         self._training.close()
         self._feed.close()
@@ -138,39 +138,39 @@ class Pace:
 
     @property
     def position(self) -> Position:
-        """How far training has come."""
+        """The progress of training."""
         return self._training.position
 
     @property
     def rank(self) -> int:
-        """This process's rank in its group now."""
+        """The present rank of this process in its group."""
         return self._group.session.rank
 
     @property
     def size(self) -> int:
-        """How many processes train together now."""
+        """The present number of processes in the group."""
         return self._group.session.size
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """Samples of each rank in a full step, as of now."""
+        """Samples of each rank in a full step, by the present estimates."""
         return self._group.session.balance.shares(self._training.global_batch)
 
     @property
     def noticed(self) -> list[float]:
-        """Each moment at which this rank knew that its view had ended, by time.monotonic()."""
+        """time.monotonic() of each moment at which this rank detected the end of its view."""
         return self._group.member.noticed
 
     def explain(self) -> str:
-        """Explain the current split of the group from the measurements so far."""
+        """Explain the present split of the group from the measurements so far."""
         return self._group.session.explain(self._training.global_batch)
 
     def facts(self) -> dict[str, Any]:
-        """Results of balancing and exchange, for records of runs."""
+        """Results of the balance and of the exchange, for stored runs."""
         return {**self.syncer_facts(), "shares": list(self.shares), **self._group.session.facts()}
 
     def syncer_facts(self) -> dict[str, Any]:
-        """Versions, groups and staleness by the syncer's count; nothing if there is one group only."""
+        """Versions, groups and staleness, as counted by the syncer; empty for a single group."""
         return self._mode.facts()
 
     @property
@@ -206,19 +206,19 @@ class Pace:
 
     def __iter__(self) -> Iterator[Batch]:
         """This rank's batches of one more epoch, as from a DataLoader: `for epoch in range(10): for batch in pace:`."""
-        self._join_once()  # a late joiner begins in the epoch of the others
+        self._join_once()  # a late joiner starts in the epoch of the others
         return self.batches(epochs=self.position.epoch + 1)
 
     def step(self, loss: Tensor, count: float | Tensor | None = None) -> bool:
-        """The short form of `backward` and `update`; whether a step was committed."""
+        """Run `backward` and `update`; returns whether a step was committed."""
         self.backward(loss, count)
         return self.update()
 
     def backward(self, loss: Tensor, count: float | Tensor | None = None) -> None:
-        """Backward pass and exchange: afterwards gradients are those of the whole step's mean loss, on every rank.
+        """Backward pass and exchange: afterwards gradients are those of the mean loss of the whole step, on every rank.
 
-        Where a rank takes its share in several passes, gradients appear after the last of them. `count`: what the loss
-        is the mean over, if not the samples of the batch: its tokens without padding, or the sum of their weights.
+        If a rank computes its share in several passes, gradients are complete after the last pass. `count`: what the
+        loss is a mean over, if not samples: the number of tokens without padding, or the sum of weights.
         """
         attempt = self._attempt
         if attempt is None or attempt.done > attempt.updates or attempt.done >= len(attempt.chunks):
@@ -234,10 +234,10 @@ class Pace:
             self._recover(error)
 
     def update(self, scaler: torch.amp.GradScaler | None = None) -> bool:
-        """Step the optimizers, by a `GradScaler` if the loss was scaled; whether a step was committed.
+        """Step the optimizers, through a `GradScaler` if the loss was scaled; returns whether a step was committed.
 
-        It was not if this was not the last pass of the rank's share, or if the group has changed and the samples come
-        again: step schedules and moving averages of the model only if it was.
+        No step is committed before the last pass of the rank's share, or if the group has changed and the step repeats.
+        Update learning rate schedules and moving averages only if a step was committed.
         """
         attempt, committed = self._attempt, False
         if attempt is not None:
@@ -252,12 +252,12 @@ class Pace:
                 self._recover(error)
         elif not self._again:
             raise InputError("update() was called without a batch", hint="call it once for each batch of batches()")
-        if scaler is not None and not committed:  # what it noted of gradients that no step used must not count
+        if scaler is not None and not committed:  # drop its record of unused gradients
             scaler.update(scaler.get_scale())
         return committed
 
     def _try_step(self) -> Iterator[Batch]:
-        """The batches of one step; none until the group has changed."""
+        """The batches of one attempt at a step; none if the group has changed."""
         self._group.member.waiting()
         try:
             self._training.unit.together(self._prepare)
@@ -275,13 +275,13 @@ class Pace:
         self._settle()
 
     def _prepare(self) -> None:
-        """Have samples for the next step, if the view goes on."""
+        """Make sure that samples for the next step are available, unless the view ends."""
         if self._group.member.interrupted.is_set():
             raise Broken("the group changes")
         self._mode.prepare()
 
     def _passes(self, attempt: Attempt) -> Iterator[Batch]:
-        """The batches of a step; without samples some that do not count: schedules and averages follow every step."""
+        """The batches of a step. A rank without a share gets a batch of weight 0, so that its loop runs every step."""
         self._holder.counts = attempt.shares[self.rank] > 0
         self._group.member.working(self.position.step + 1)
         for number, batch in enumerate(self._feed.batches(attempt), start=1):
@@ -292,7 +292,7 @@ class Pace:
                 raise InputError(
                     "a batch was not followed by backward() and update()",
                     hint="call pace.step(loss), or pace.backward(loss) and pace.update(), once for each batch; to "
-                    "accumulate gradients raise global_batch and say Settings(chunk=...)",
+                    "accumulate gradients raise global_batch and set Settings(chunk=...)",
                 )
             self._group.member.working(self.position.step + 1)
 
@@ -302,7 +302,8 @@ class Pace:
         session, unit = self._group.session, self._training.unit
         loss, weight = attempt.weighed(loss, session.rank, mean=self.settings.reduction == "mean")
         if self._synced or unit.sharded:
-            # What is summed in the backward pass must be weighted already; FSDP2 takes the mean over its unit.
+            # Gradients that are summed during the backward pass must be weighted before; FSDP2 takes the mean of its
+            # unit.
             loss, weight = loss * (weight * unit.ranks), 1.0
         last = attempt.done == len(attempt.chunks)
         if last:
@@ -311,7 +312,7 @@ class Pace:
         self._training.bring_back()
         if not attempt.empty:
             loss.backward()
-        elif self._synced or unit.sharded:  # the other ranks' layers wait for this one
+        elif self._synced or unit.sharded:  # layers of other ranks wait for this rank
             (torch.nan_to_num(loss) * 0.0).backward()
         if last:
             self._exchange(attempt)
@@ -332,8 +333,8 @@ class Pace:
         self._group.check_certain()
 
     def _commit(self, attempt: Attempt, scaler: torch.amp.GradScaler | None) -> None:
-        # After the exchange and before the update: a process that was suspended in between may hold the sum of a step
-        # that the others have tried again without it. The ranks of a sharded unit have agreed that it counts.
+        # Checked after the exchange and before the update: a process that was suspended in between may hold the sum of
+        # a step that the others have repeated without it. Ranks of a sharded unit have already agreed on the step.
         if not self._training.unit.sharded:
             self._group.check_certain()
         self._training.update(scaler)
@@ -350,9 +351,9 @@ class Pace:
         self._unsettled = seconds
 
     def _settle(self) -> None:
-        """What follows a committed step, when schedules and averages of the user's loop have followed it too.
+        """Work after a committed step, done when the user's loop has updated its schedules and averages.
 
-        The step stays committed: what breaks here is not a reason to try it again.
+        The step stays committed: a view that ends here does not repeat it.
         """
         if self._unsettled is None:
             return
@@ -367,7 +368,7 @@ class Pace:
 
     def _follow_up(self, seconds: float) -> None:
         self._group.session.after_commit()
-        # Kept at once: it may change the groups, and what comes then, which may break, is of the new ones.
+        # Stored at once: `look` may change the groups, and errors after it concern the new groups.
         self._mode = self._mode.look(seconds)
         self._mode.prepare()
 
@@ -379,13 +380,13 @@ class Pace:
         self._mode.entered()
 
     def _join_once(self) -> None:
-        """A loop without `with` joins when it begins, and leaves when its process ends."""
+        """Join at the first use if there is no `with` block; the process leaves at its exit."""
         if not self.views:
             self._enter_first()
             atexit.register(self.__exit__, SystemExit, None, None)
 
     def _enter_first(self) -> None:
-        """Join; a rank that cannot take part leaves at once, so that nobody waits for it."""
+        """Join the group; a rank that cannot take part leaves at once, so that the others do not wait for it."""
         try:
             self._enter()
         except BaseException:

@@ -1,6 +1,7 @@
-"""Assignment of samples to ranks: a shuffled epoch, and a cursor that only committed steps advance. Every rank computes
-the same assignment from the same few numbers, without communication. Every sample of an epoch is used exactly once for
-any shares and failures: a step that was not committed does not advance the cursor.
+"""Assignment of samples to ranks: a shuffled epoch, and a cursor that only committed steps advance.
+
+Every rank computes the same assignment from the same few numbers, without communication. Every sample of an epoch is
+used exactly once for any shares and failures, because a step that was not committed does not advance the cursor.
 """
 
 from __future__ import annotations
@@ -35,38 +36,39 @@ __all__ = [
 ]
 
 REACHED = "paceline: reached {rate:.2f} samples/s (90 %: {low:.2f} to {high:.2f}) in the last {steps} steps"
-"""What the first rank of each group prints at the end of a planned training; `paceline train` reads it."""
+"""The line that the first rank of each group prints at the end of a planned training, for `paceline train`."""
 
 PARTIAL = -2.0
-"""In place of a count that is missing."""
+"""Marks a count that should have been given."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """How far training has come."""
+    """The progress of training."""
 
     step: int = 0
-    """Committed steps."""
+    """Number of committed steps."""
     epoch: int = 0
     cursor: int = 0
-    """Samples of this epoch that committed steps have used."""
+    """Number of samples of this epoch that committed steps have used."""
 
 
 @functools.lru_cache(maxsize=2)
 def epoch_order(num_samples: int, *, seed: int, epoch: int) -> np.ndarray:
-    """The samples of one epoch in the order in which they are used."""
+    """The samples of one epoch in the order of use."""
     order = np.random.default_rng([seed, epoch]).permutation(num_samples)
     order.setflags(write=False)
     return order
 
 
 def step_size(position: Position, *, num_samples: int, global_batch: int) -> int:
-    """Samples of the next step: the last step of an epoch takes what is left."""
+    """Samples of the next step; the last step of an epoch takes the remaining samples."""
     return min(global_batch, num_samples - position.cursor)
 
 
 def even_part(left: int, most: int) -> int:
-    """The first of as few parts as possible, none larger than `most` and all alike but for one sample."""
+    """Size of the first part when `left` samples are cut into as few parts as possible: of at most `most` samples, and
+    of sizes that differ by at most one."""
     return -(-left // -(-left // most))
 
 
@@ -86,34 +88,35 @@ def advance(position: Position, size: int, *, num_samples: int) -> Position:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What one committed step was like on this rank."""
+    """Measurements of one committed step on this rank."""
 
     step: int
     view: int
     samples: int
-    """Of all ranks together."""
+    """Samples of all ranks together."""
     shares: tuple[int, ...]
     measured_seconds: float
-    """From the end of the step before to the end of this one."""
+    """Seconds from the end of the previous step to the end of this step."""
     measured_compute: float
-    """Until this rank's gradients were computed."""
+    """Seconds until the gradients of this rank were computed."""
     measured_input: float
-    """Seconds of them in which the rank stood still for samples."""
+    """Seconds of `measured_compute` for which the rank waited for samples."""
     measured_exchange: float
-    """From then until the gradients of all ranks were there."""
+    """Seconds from then until the gradients of all ranks were summed."""
     ended: float
-    """When, by time.perf_counter()."""
+    """time.perf_counter() at the end of the step."""
 
 
 BLOCKS = 8
 T90 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895)
-"""Quantiles of Student's t for intervals of 90 % from 2 to 8 blocks."""
+"""Quantiles of Student's t for 90 % intervals from 2 to 8 blocks."""
 
 
 def reached_rate(records: Sequence[StepRecord]) -> tuple[float, float, float, int]:
-    """Samples per second of the later half of steps, in which the split has settled, its interval, and how many steps.
+    """Samples per second over the later half of steps, when the split has settled; its interval; and the number of
+    steps.
 
-    The interval is of blocks of steps, since neighbouring steps are alike.
+    The interval is computed from blocks of steps, because neighbouring steps are correlated.
     """
     later = list(records)[len(records) // 2 :]
     steps = len(later) - 1
@@ -130,12 +133,12 @@ def reached_rate(records: Sequence[StepRecord]) -> tuple[float, float, float, in
 
 
 def _rate(records: Sequence[StepRecord]) -> float:
-    """Samples per second from the end of the first step on."""
+    """Samples per second, from the end of the first step on."""
     return sum(record.samples for record in records[1:]) / (records[-1].ended - records[0].ended)
 
 
 def print_reached(records: Sequence[StepRecord]) -> None:
-    """What a planned training came to, for `paceline train`."""
+    """Print the throughput of a planned training, for `paceline train`."""
     rate, low, high, steps = reached_rate(records)
     if steps:
         sys.stdout.write(REACHED.format(rate=rate, low=low, high=high, steps=steps) + "\n")
@@ -151,45 +154,46 @@ class Attempt:
     chunks: list[np.ndarray]
     began: float
     after: Position = Position()
-    """Where training is when it was committed."""
+    """The position after the step is committed."""
     done: int = 0
-    """Chunks whose backward pass was run."""
+    """Number of chunks whose backward pass has run."""
     updates: int = 0
-    """Chunks for which the loop has called for the update."""
+    """Number of chunks for which the loop has called `update`."""
     compute: float = 0.0
-    """Seconds until this rank's gradients were computed."""
+    """Seconds until the gradients of this rank were computed."""
     waited: float = 0.0
-    """Seconds of them in which the rank stood still for samples."""
+    """Seconds of `compute` for which the rank waited for samples."""
     loading: float = 0.0
-    """Seconds that its loader needs for the samples of such a step, if it never pauses."""
+    """Seconds that the loader needs for the samples of such a step, without waiting."""
     exchange: float = 0.0
-    """Seconds from its gradients to those of all ranks."""
+    """Seconds from the gradients of this rank to the sum of all ranks."""
     beside: bool = False
     """Whether samples are loaded while the rank computes."""
     counts: list[float] = field(default_factory=list)
-    """For each chunk so far, what its loss is the mean over; empty where that is its samples."""
+    """For each chunk so far, the number of items over which its loss is a mean; empty if items are samples."""
     partial: bool = False
-    """Whether no count was given where the loss is the mean over something else."""
+    """Whether a loss is a mean over other items than samples, and no count was given."""
 
     @property
     def count(self) -> float:
-        """What this rank's losses are the mean over; below 0 where that is its samples, or should be, but is not."""
+        """Number of items over which this rank's losses are means; below 0 if items are samples, or a count is
+        missing."""
         if self.counts:
             return sum(self.counts)
         return PARTIAL if self.partial and (len(self.shares) > 1 or len(self.chunks) > 1) else -1.0
 
     @property
     def here(self) -> int:
-        """Samples of the chunk at hand."""
+        """Samples of the present chunk."""
         return len(self.chunks[self.done - 1])
 
     @property
     def empty(self) -> bool:
-        """Whether the chunk at hand has nothing that counts."""
+        """Whether the present chunk has no sample or item that counts."""
         return self.here == 0 or self.counts[-1:] == [0.0]
 
     def take_count(self, count: Any, *, mean: bool) -> None:
-        """What the loss of the chunk at hand is the mean over; None: its samples."""
+        """Set the number of items over which the loss of the present chunk is a mean; None: its samples."""
         if count is None and not self.counts:
             return
         number = float("nan") if count is None else float(count)
@@ -201,9 +205,9 @@ class Attempt:
         self.counts.append(number)
 
     def weighed(self, loss: Any, rank: int, *, mean: bool) -> tuple[Any, float]:
-        """The loss of the chunk at hand as part of the rank's share, and the weight of the rank's gradients."""
+        """The loss of the present chunk, weighted within the rank's share, and the weight of the rank's gradients."""
         mine = self.shares[rank]
-        if self.counts:  # per sample of the step: the count of all ranks is known after the exchange
+        if self.counts:  # per sample of the step, because the count of all ranks is known only after the exchange
             return loss * (self.counts[-1] / self.size), float(mine > 0 and self.count > 0)
         weight = mine / self.size if mean or not mine else 1.0
         if mean and len(self.chunks) > 1:
@@ -212,16 +216,16 @@ class Attempt:
 
     @property
     def cost(self) -> float:
-        """Seconds that such a step takes this rank, however long others keep it.
+        """Seconds that such a step takes on this rank, without waiting for other ranks.
 
-        A loader that works beside the loop is hidden by compute, or hides it. Time waited for it does not count: it
-        shrinks when the rank waits for others, and the share would swing between two extremes.
+        A loader that runs beside the loop takes the larger of loading and compute. The time waited for the loader does
+        not count: it shrinks when the rank waits for others, and shares would oscillate.
         """
         return max(self.compute - self.waited, self.loading) if self.beside else self.compute
 
 
 def total_count(shares: Sequence[int], counts: Sequence[float]) -> float:
-    """What the losses of all ranks are the mean over; 0 where that is their samples."""
+    """Number of items over which the losses of all ranks are means; 0 if items are samples."""
     own = [count for count, samples in zip(counts, shares, strict=True) if samples]
     if PARTIAL in own:
         raise InputError(
@@ -242,7 +246,7 @@ def total_count(shares: Sequence[int], counts: Sequence[float]) -> float:
 
 
 def chunked(indices: np.ndarray, chunk: int | None) -> list[np.ndarray]:
-    """A rank's samples in parts that fit into its memory."""
+    """The samples of a rank in chunks that fit into its memory."""
     if len(indices) == 0:
         return []
     return [indices] if chunk is None else np.array_split(indices, -(-len(indices) // chunk))

@@ -1,4 +1,4 @@
-"""Settings of a training run; every default works on any machine."""
+"""Settings of a training run; the defaults work on any machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is trained: the model, its optimizer, their position; what late joiners and checkpoints get."""
+"""The training state: model, optimizers and position, as late joiners and checkpoints receive it."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ __all__ = ["Training"]
 
 log = logging.getLogger("paceline.runtime")
 ALIKE = ("balance", "bucket", "batchnorm", "reduction", "clip", "noise", "large")
-"""Settings that all ranks must have alike."""
+"""Settings that must be equal on all ranks."""
 LOOKED_AT = 32
-"""Steps from one comparison of the ranks' parameters to the next, and first steps that compare them each time."""
+"""Interval in steps of the comparison of parameters between ranks; the first steps are all compared."""
 
 
 class Training:
-    """The state that all ranks hold alike after every committed step."""
+    """The state that is equal on all ranks after every committed step."""
 
     def __init__(
         self,
@@ -69,9 +69,9 @@ class Training:
         self.whole_batch = global_batch
         """Samples of a step of all groups."""
         self.ahead = ahead
-        """Batches that this rank loads before it uses them."""
+        """Number of batches that this rank prefetches."""
         self.split = split
-        """Samples of each rank to start from, as a plan has them; empty: equal shares."""
+        """Samples of each rank in the first steps, from a plan; empty for equal shares."""
         self.model, self.settings, self._checkpoint = model, settings, settings.checkpoint
         self.noise = NoiseScale()
         self._own = (*settings.also, self.noise) if settings.large is not None else settings.also
@@ -80,14 +80,14 @@ class Training:
         self._identity = {"num_samples": num_samples, "seed": settings.seed}
         self.position = Position()
         self.mark = f"fresh:{secrets.token_hex(4)}"
-        """Names this state: ranks whose marks are equal hold equal parameters, so that nothing has to be sent."""
+        """Identifies this state: ranks with equal marks hold equal parameters, so that nothing has to be sent."""
         self.view = 0
-        """Number of the view in which this state last changed; 0 if it is from a checkpoint, or fresh."""
+        """Number of the view in which this state last changed; 0 for a state from a checkpoint or a fresh one."""
         self.costs: dict[str, Any] = {}
-        """What samples cost each rank, from a checkpoint or from the group before."""
+        """Cost estimates of each rank, from a checkpoint or from the previous group."""
         self.writer = CheckpointWriter()
         self._looked = 0
-        """The step after which a checkpoint was last considered."""
+        """The step at which a checkpoint was last considered."""
         self._all = dict(model.named_parameters())
         self.parameters = [parameter for parameter in self._all.values() if parameter.requires_grad]
         """Those that are trained; which ones is decided when the rank joins."""
@@ -99,25 +99,25 @@ class Training:
         self._kinds, self._optimized = [kind_of(one) for one in self._all.values()], num_optimized(self.optimizers)
         self.device = self.parameters[0].device
         self.unit = unit_of(self.parameters, settings)
-        """With whom this rank holds one model together."""
+        """The ranks that hold one model together with this rank."""
         self.writes = False
-        """Whether this rank has a part in the checkpoint that rank 0 writes."""
+        """Whether this rank contributes to the checkpoint that rank 0 writes."""
         self.norm: float | None = None
-        """Of the whole gradient of this step, where ranks hold parts of it."""
+        """Norm of the whole gradient of this step, if ranks hold parts of it."""
 
     @property
     def may_be_divided(self) -> bool:
-        """Whether several groups could share it: they exchange float32, and no file could hold all of their states."""
+        """Whether several groups can train this state: they exchange float32 only, and have no common checkpoint."""
         alike = all(parameter.dtype == torch.float32 for parameter in self.parameters)
         return alike and self.settings.checkpoint is None
 
     def share_with(self, others: tuple[Stateful, ...], *, global_batch: int) -> None:
-        """From now on this group steps with this batch, and keeps this state of other groups as well."""
+        """Train with this batch from now on, with `others` as a part of the state."""
         self._also = (*self._own, *others)
         self.global_batch = global_batch
 
     def report(self, costs: dict[str, Any], link: Sequence[float] | None) -> dict[str, Any]:
-        """What the most advanced rank tells the others; the structure of its state is in it, the tensors are not."""
+        """The report of this rank if it is the most advanced one; with the structure of its state, without tensors."""
         return {
             "mark": self.mark,
             "view": self.view,
@@ -130,28 +130,28 @@ class Training:
         }
 
     def standing(self) -> Report:
-        """What this rank says when a view is formed: a few bytes, however large the model is."""
+        """The report of progress for the next view: a few bytes for any size of the model."""
         return Report(self.position.step, self.mark, self.view)
 
     def changed(self, view: int, mark: str) -> None:
-        """The state is another one since this view."""
+        """Note that the state changed in this view."""
         self.view, self.mark = view, mark
 
     def tensors(self) -> list[Tensor]:
-        """The tensors whose indices the report's state names."""
+        """The tensors to which the report's state refers by index."""
         tensors: list[Tensor] = []
         pack_state(self._state(), tensors)
         return tensors
 
     def take(self, report: dict[str, Any], tensors: list[Tensor]) -> None:
-        """Become what another rank is."""
+        """Load the state of another rank."""
         with fitting("what the other ranks train"):
             self._load(unpack_state(report["state"], tensors))
         self.position = Position(**report["position"])
         self.changed(report["view"], report["mark"])
 
     def terms(self) -> dict[str, str]:
-        """What all ranks must have alike, or the buffers that they exchange would differ, or what they do with them."""
+        """Terms that must be equal on all ranks, because they determine exchanged buffers or how these are used."""
         layout = [(name, tuple(one.shape), one.dtype) for name, one in self._all.items() if one.requires_grad]
         numbers, digest = sum(one.numel() for one in self.parameters), hashlib.sha256(repr(layout).encode()).hexdigest()
         return {
@@ -162,7 +162,7 @@ class Training:
         }
 
     def check_terms(self, others: dict[str, str]) -> None:
-        """Refuse to train with ranks that do not train alike."""
+        """Refuse to train with ranks that have other terms."""
         for name, mine in self.terms().items():
             if mine != others.get(name):
                 raise InputError(
@@ -171,15 +171,15 @@ class Training:
                 )
 
     def check(self, identity: dict[str, Any]) -> None:
-        """Refuse to mix runs over different data."""
+        """Refuse to continue a run on different data."""
         if identity != self._identity:
             raise InputError(
                 f"this process trains on {self._identity}, the others or the checkpoint on {identity}",
-                hint="all ranks need the same dataset and seed; move the checkpoint away to start anew",
+                hint="all ranks need the same dataset and seed; move the checkpoint away to start from the beginning",
             )
 
     def update(self, scaler: torch.amp.GradScaler | None = None) -> None:
-        """Apply the exchanged gradients; equal on all ranks, so that a scaler skips a step on all or on none."""
+        """Apply the summed gradients. They are equal on all ranks, so a scaler skips a step on all ranks or on none."""
         if scaler is not None and self.unit.sharded:
             raise InputError("a GradScaler looks at this rank's shards only", hint="bfloat16 needs no scaler")
         if self.settings.clip is not None:
@@ -197,7 +197,7 @@ class Training:
         self.discard_gradients()
 
     def _scaled_rates(self) -> contextlib.AbstractContextManager[None]:
-        """The rates of this step, if the batch is larger than the one that they were tuned for."""
+        """A context with the scaled learning rates of this step, if `Settings.large` is set."""
         large = self.settings.large
         if large is None:
             return contextlib.nullcontext()
@@ -213,21 +213,21 @@ class Training:
                     parameter.grad.mul_(most / (self.norm + 1e-6))
 
     def discard_gradients(self) -> None:
-        """No gradient is left, neither of this pass nor of those before."""
+        """Remove all gradients, of this pass and of earlier passes."""
         self._partial = []
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        for parameter in self.parameters:  # also those that no optimizer has
+        for parameter in self.parameters:  # also parameters without an optimizer
             parameter.grad = None
 
     def set_aside(self) -> None:
-        """Keep gradients of a part of the share where the user's loop does not clip, scale or clear them."""
+        """Store the gradients of one pass, so that the user's loop does not clip, scale or clear them."""
         self._partial = [parameter.grad for parameter in self.parameters]
         for parameter in self.parameters:
             parameter.grad = None
 
     def bring_back(self) -> None:
-        """Go on from the gradients of the passes before."""
+        """Restore the gradients of earlier passes."""
         if self._partial:
             for parameter, kept in zip(self.parameters, self._partial, strict=True):
                 if kept is not None:
@@ -235,7 +235,7 @@ class Training:
         self._partial = []
 
     def check_trained(self) -> None:
-        """Refuse parameters that were changed or added since the rank joined: others would not know of it."""
+        """Refuse parameters that were changed or added after the rank joined, because other ranks lack the change."""
         optimized = num_optimized(self.optimizers)
         if optimized != self._optimized:
             raise InputError(
@@ -261,7 +261,7 @@ class Training:
         return rates, norm_of(self.parameters) if due and rates and not self.unit.sharded else 0.0
 
     def check_loss(self, loss: object) -> None:
-        """Refuse what has no single gradient."""
+        """Refuse a loss that is not a scalar tensor with a gradient."""
         if isinstance(loss, Tensor) and loss.numel() == 1:
             if not loss.requires_grad:
                 raise InputError("the loss depends on no trained parameter", hint="compute it outside torch.no_grad()")
@@ -273,12 +273,12 @@ class Training:
         )
 
     def drain(self) -> None:
-        """Wait for the device, so that its time is measured and not the time of asking it."""
+        """Wait for the device, so that the measured time includes its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def resume(self, group: str | None = None) -> None:
-        """Go on from the checkpoint, if there is one; this group of several writes its own."""
+        """Load the checkpoint, if there is one; `group`: name of this group if there are several."""
         if self._checkpoint is None:
             return
         path = path_to_resume(self._checkpoint, group)
@@ -295,34 +295,32 @@ class Training:
         self.mark, self.costs = content["mark"], content["costs"]
 
     def save_if_due(self, rank: int, costs: dict[str, Any]) -> None:
-        """Rank 0 begins a checkpoint every `checkpoint_every` steps, and sooner after one that failed."""
+        """Start a checkpoint on rank 0 every `checkpoint_every` steps, and sooner after a failed one."""
         if self._checkpoint is None or self.position.step in (0, self._looked):
             return
         self._looked = self.position.step
         self.writer.look(self.position.step)
-        again = (
-            self.position.step == self.writer.again and not self.unit.sharded
-        )  # only the rank that writes knows of it
+        again = self.position.step == self.writer.again and not self.unit.sharded  # only the writing rank knows this
         if self.position.step % self.settings.checkpoint_every == 0 or again:
             self.costs = costs
             self._begin_saving(rank)
 
     def save_last(self, rank: int) -> None:
-        """Rank 0 writes a checkpoint, and it is there when this returns."""
+        """Write a checkpoint on rank 0, and wait until it is complete."""
         self._begin_saving(rank)
         self.finish_saving()
 
     def finish_saving(self) -> None:
-        """Wait for the checkpoint that is being written; no space for it is a warning, and training goes on."""
+        """Wait for the checkpoint that is being written; a failure to write is logged, and training continues."""
         self.writer.finish(self.position.step)
 
     def close(self) -> None:
-        """Write what is to be written, and end the thread that writes."""
+        """Finish writing, and end the writing thread."""
         self.finish_saving()
         self.writer.close()
 
     def _begin_saving(self, rank: int) -> None:
-        """Copy the state, which takes as long as memory needs, and have it written while training goes on."""
+        """Copy the state, and write the copy in a separate thread while training continues."""
         path = self._checkpoint
         if path is None or not (rank == 0 or self.writes):
             return
@@ -337,7 +335,7 @@ class Training:
         }
         tensors: list[Tensor] = []
         packed = pack_state(content, tensors)
-        # Of a sharded model every rank asks for the whole, one tensor after the other, and the first keeps it.
+        # All ranks of a sharded model gather each tensor; only rank 0 keeps the copy.
         copies = [copy for tensor in tensors if (copy := self._copy(tensor, keep=rank == 0)) is not None]
         if rank != 0:
             return

@@ -45,7 +45,7 @@ _JSON = re.compile(r'"(?:[^"\\]|\\.)*"(?P<colon>\s*:)?|[\[\]{},]|\n|[^\s"\[\]{},
 
 
 def locate_json(text: str) -> dict[Path, int]:
-    """Line number of every value of a JSON text, by path; where the text is no JSON any more, of those before."""
+    """Line number of every value of a JSON text, by path; for invalid JSON, of the values before the error."""
     lines: dict[Path, int] = {}
     with contextlib.suppress(ValueError, IndexError):
         for path, number in _located_json(text):

@@ -86,7 +86,7 @@ def parse_spec(text: str, kind: type[N], file: str) -> N:
 
 
 def load_json(path: Path, kind: type[N], *, hint: str | None = None) -> N:
-    """Load a model from a JSON file, with the same errors as from TOML; the hint says what writes such files."""
+    """Load a model from a JSON file, with the same errors as from TOML; the hint names the command that writes it."""
     text = read_text(path, hint=hint)
     data = parse_json(text, str(path))
     if not isinstance(data, dict):

@@ -16,7 +16,7 @@ _ALIASES = {
     "fp64": "float64", "double": "float64", "fp32": "float32", "single": "float32", "tensorfloat32": "tf32",
     "fp16": "float16", "half": "float16", "bf16": "bfloat16", "mixed": "amp", "mixed_precision": "amp",
 }  # fmt: skip
-"""What people call precisions."""
+"""Other names of precisions."""
 
 
 def _plain(given: Any) -> Any:

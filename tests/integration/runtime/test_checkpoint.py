@@ -86,7 +86,7 @@ def test_a_full_disk_is_a_warning_and_tried_again(found: Any) -> None:
     assert files == ["a"]
     assert saved is True
     assert len(said) == 2
-    assert "File too large; training goes on and tries again" in said[0]
+    assert "File too large; training continues, and a later step tries again" in said[0]
     assert "could be written again" in said[1]
 
 

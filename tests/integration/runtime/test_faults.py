@@ -135,7 +135,7 @@ def test_a_meeting_point_that_somebody_else_holds_is_an_error_not_a_training_alo
         port = other.getsockname()[1]
         job = ranks("epochs", 2, env={"PACELINE_JOIN": f"127.0.0.1:{port}"}, **OPTIONS)
         assert job.processes[0].wait(60) != 0
-    assert f"the ranks are to meet at 127.0.0.1:{port}, where this process cannot listen" in job.log(0)
+    assert f"the rendezvous of the ranks is 127.0.0.1:{port}, where this process cannot listen" in job.log(0)
 
 
 @pytest.mark.full

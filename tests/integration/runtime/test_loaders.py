@@ -88,7 +88,7 @@ def found(torch_python: Path) -> Any:
         ("own_sampler", "does not use the sampler"),
         ("own_batch", "batch_size=2; a rank's share decides"),
         ("a_class", "the class Numbers"),
-        ("iterable", "iterable"),
+        ("iterable", "IterableDataset"),
         ("no_loader", "returned a list"),
         ("out_of_order", "in_order=False"),
         ("two_collates", "collate_fn"),

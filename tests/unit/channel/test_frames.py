@@ -360,7 +360,7 @@ def test_silence_and_size_are_bounded(pair: tuple[SecureConnection, SecureConnec
     with pytest.raises(ConnectionError, match="too much"):  # plain values carry no data
         yours.receive_plain(timeout=5)
     silent, _ = log_in()
-    with pytest.raises(ConnectionError, match="for too long"):
+    with pytest.raises(ConnectionError, match="before the deadline"):
         silent.receive(timeout=0.05)
 
 
@@ -463,6 +463,6 @@ def test_more_than_a_slow_peer_may_leave_waiting_ends_the_connection(
 ) -> None:
     monkeypatch.setattr(frames, "MAX_QUEUED", 10_000_000)
     pair[0].send(b"", bytes(8_000_000))
-    with pytest.raises(ConnectionError, match="takes nothing: "):
+    with pytest.raises(ConnectionError, match="reads nothing: "):
         pair[0].send(b"", bytes(8_000_000))
     assert pair[0].closed

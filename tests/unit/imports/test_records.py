@@ -147,7 +147,7 @@ def test_a_rank_that_called_nothing_and_many_ranks_without_a_dump(tmp_path: Path
     (hang,) = hangs(tmp_path / "one", {0: dump([entry(1, state="started")])})
     assert (hang.no_dump, hang.culprits) == ((1, 2), ())
     done = CliRunner().invoke(program, ["import", str(tmp_path / "one")])
-    assert "who hangs cannot be told: give the dumps of all ranks" in done.output
+    assert "the hanging rank is not known: give the dumps of all ranks" in done.output
 
 
 class Malicious:

@@ -50,9 +50,9 @@ def test_killed_ranks_and_shards_whose_journal_is_sound_come_back(
 @pytest.mark.parametrize(
     ("process", "code", "training", "words"),
     [
-        (RANK, -9, True, "was killed by SIGKILL; training goes on without it"),
+        (RANK, -9, True, "was killed by SIGKILL; training continues without it"),
         (RANK, -9, False, "was killed by SIGKILL"),
-        (RANK, 3, True, "failed with exit code 3; training goes on without it"),
+        (RANK, 3, True, "failed with exit code 3; training continues without it"),
         (SHARD, 3, True, "failed with exit code 3"),
         (SHARD, -200, True, "was killed by signal 200"),
     ],

@@ -89,6 +89,8 @@ def test_ranks_with_more_threads_than_cores_wait_without_spinning(
     job = replace(job_on(cluster(2, 3), Rendezvous("10.0.0.1", (100,)), tmp_path), threads=2)
     policies = [process.env.get("OMP_WAIT_POLICY") for process in processes_of(job)]
     assert policies == [None] * 2 + ["passive"] * 3, "four threads on four cores, six on four"
+    policies = [process.env.get("OMP_WAIT_POLICY") for process in processes_of(replace(job, one_machine=True))]
+    assert policies == ["passive"] * 5, "hosts of a virtual cluster share the cores of this machine"
 
 
 def test_on_other_hosts_addresses_are_filled_in_when_they_are_known() -> None:
@@ -181,9 +183,9 @@ def test_the_death_of_a_rank_is_reported_and_rates_of_groups_add_up(tmp_path: Pa
     with LocalLauncher().open(cluster(4), 4, num_ports=1) as site:
         for line in follow_ranks(site, processes):
             lines.append(line)
-            if any("rank 2] was killed by SIGKILL; training goes on without it" in str(line) for line in lines) and any(
-                "rank 3] failed with exit code 3; training goes on without it" in str(line) for line in lines
-            ):
+            if any(
+                "rank 2] was killed by SIGKILL; training continues without it" in str(line) for line in lines
+            ) and any("rank 3] failed with exit code 3; training continues without it" in str(line) for line in lines):
                 ended.touch()
     result = lines[-1]
     assert isinstance(result, JobResult)

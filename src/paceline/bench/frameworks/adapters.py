@@ -64,7 +64,7 @@ def _pytorch_refused_by_fsdp(strategy: Strategy) -> str | None:
     if strategy.transport not in (None, "gloo", "nccl"):
         return f"FSDP2 runs over gloo or nccl here, not {strategy.transport}"
     if strategy.overlap is False or strategy.bucket is not None or strategy.compression != "none":
-        return "FSDP2 gathers and scatters layer by layer, overlapped, uncompressed: nothing of it can be switched here"
+        return "FSDP2 gathers and scatters layer by layer, overlapped, uncompressed: none of this can be changed"
     return "FSDP2 is synchronous" if strategy.synchrony == "asynchronous" else None
 
 
@@ -202,7 +202,7 @@ class Keras(PolicyAdapter):
         return super()._refused_network(case)
 
     def processes(self, launch: CaseLaunch) -> list[Process]:
-        """One worker per rank, of the backend's own kind."""
+        """One worker per rank, with the worker module of the backend."""
         backend = launch.case.framework.split("/")[1]
         module = f"paceline.bench.frameworks.keras.worker_{backend}"
         return rank_processes(launch, module, lambda placed: self.rank_env(launch, placed))

@@ -28,7 +28,7 @@ FEATURES = {
     "repeated_input": "a sum with one layer more than once",
     "image_rows": "a linear layer or layer normalisation over the columns of an image",
 }
-"""What some frameworks lack of a kind of layer."""
+"""Variants of layers that some frameworks do not support, as named in refusals."""
 
 
 def _features(network: Network) -> Iterator[tuple[str, str]]:

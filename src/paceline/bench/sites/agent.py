@@ -86,7 +86,7 @@ def connect(addresses: list[str], port: str) -> tuple[SecureConnection, str]:
 
 
 def _standard_streams() -> socket.socket:
-    """One socket in place of standard input and output."""
+    """A socket that replaces standard input and output."""
     mine, other = socket.socketpair()
     output = os.dup(1)
     os.dup2(2, 1)  # nothing else may write there

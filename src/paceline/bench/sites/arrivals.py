@@ -30,16 +30,16 @@ LONGEST_RUN_S = 30 * 86400.0
 """Seconds without a message of an agent: the maximum run time of its process. Keep-alive of TCP or ssh detects an
 unreachable host."""
 READY = b"\npaceline agent\n"
-"""As in `agent.py`."""
+"""The line that an agent prints when it is ready; equal to that in `agent.py`."""
 log = logging.getLogger("paceline.bench")
 LOST = -9
 """Exit code of a process whose host was lost."""
 
 
 class AgentConnection:
-    """One agent: its host and, after `run`, the state of its process.
+    """The connection to an agent: its host and, after `run`, the state of its process.
 
-    An agent gets the files that its process needs and gives back those of its rank: no other path is read or written.
+    An agent receives the files that its process needs and returns the files of its rank; it accesses no other path.
     """
 
     def __init__(self, connection: SecureConnection, hello: dict[str, Any]) -> None:
@@ -128,12 +128,12 @@ class AgentConnection:
 
 
 class Arrivals:
-    """Where the agents of a launch arrive: at a listener, or on streams that the engine's commands carry."""
+    """Accepts the agents of a launch: at a listener, or on the streams of the engine's commands."""
 
     def __init__(self, token: str, *, listens: bool) -> None:
         self.token = token
         self.port: int | None = None
-        """Where agents call; None if commands carry their connections."""
+        """Port of the listener; None if the commands' streams are the connections."""
         self._login = Login(token.encode(), "launcher")
         self._queue: queue.Queue[AgentConnection] = queue.Queue()
         self._listener: SecureListener | None = None
@@ -183,7 +183,7 @@ class Arrivals:
             self._queue.put(AgentConnection(connection, hello))
         except (KeyError, TypeError, ValueError, OverflowError) as error:  # the last: `int` of infinity
             connection.close()
-            raise ConnectionError("the agent did not say who it is") from error
+            raise ConnectionError("the agent did not identify itself") from error
 
 
 def _skip_to_agent(stream: socket.socket) -> None:

@@ -34,7 +34,7 @@ class Agents:
     command: tuple[str, ...]
     folder: Path
     token: str = ""
-    """Secret of the launch; it goes by environment, by a file of mode 0600 or inside ssh, never as an argument."""
+    """Secret of the launch; passed by environment, by a file of mode 0600 or inside ssh, never as an argument."""
 
     def __post_init__(self) -> None:
         for host in self.hosts:
@@ -65,7 +65,7 @@ class Agents:
 
 
 def _nothing() -> None:
-    """Nothing to cancel: most engines end when their agents end."""
+    """No effect, because most engines end when their agents end."""
 
 
 @dataclass(frozen=True)

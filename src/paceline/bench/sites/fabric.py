@@ -129,7 +129,7 @@ def _pair_rates(spans: Sequence[Span], names: Sequence[str]) -> PairRates:
 
 
 def _probe_with_nccl_tests(hosts: Cluster, target: LaunchTarget, program: str) -> tuple[CollectiveTest, PairRates]:
-    """The same by a program of nccl-tests that was built with MPI: one run for all hosts, one for each pair."""
+    """The same probe by a program of nccl-tests that was built with MPI: a run for all hosts, and one per pair."""
     names = [host.name for host in hosts.hosts]
     addresses = dict(zip(names, target.hosts or (host.address or host.name for host in hosts.hosts), strict=False))
     devices = min(len(host.devices) for host in hosts.hosts)
@@ -151,7 +151,7 @@ def _probe_with_nccl_tests(hosts: Cluster, target: LaunchTarget, program: str) -
 
 
 def _starter(target: LaunchTarget, hosts: Sequence[str], devices: int) -> list[str]:
-    """What starts the program on each device of these hosts."""
+    """The command that starts the program on each device of these hosts."""
     if target.on.startswith("slurm"):
         nodes = [f"--nodes={len(hosts)}", f"--ntasks-per-node={devices}", f"--nodelist={','.join(hosts)}"]
         return ["srun", "--mpi=pmix", *nodes, *target.options]

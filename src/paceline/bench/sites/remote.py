@@ -104,7 +104,7 @@ SENT_MODULES = (
     "channel.sockets",
     "channel.frames",
 )
-"""What an agent imports, in the order in which it can be loaded."""
+"""Modules that an agent imports, in the order of their dependencies."""
 LOADER = """import base64,json,sys,types,zlib
 for name,source in json.loads(zlib.decompress(base64.b64decode('{packed}'))):
  module=sys.modules[name] if name=='__main__' else types.ModuleType(name)

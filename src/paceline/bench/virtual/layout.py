@@ -22,9 +22,9 @@ class VirtualHost:
     name: str
     address: str
     port: str
-    """Its interface at the switch."""
+    """Interface of the host at the switch."""
     link: Link
-    """Its shaped link: divided by the dilation, all ports together."""
+    """Shaped link of all ports of the host together, divided by the dilation."""
     inside: Link
 
 

@@ -131,7 +131,7 @@ def _build(cluster: Cluster, home: Path, *, dilation: float, owner: int) -> Virt
 
 
 def reshape(up: VirtualCluster, *, dilation: float) -> VirtualCluster:
-    """The same hosts with links of another dilation, verified again."""
+    """The cluster with links shaped and verified for another dilation."""
     layout = lay_out(up.cluster, instance=up.home.name, dilation=dilation)
     shape(layout, keeper=up.processes.keeper, hosts=up.processes.hosts)
     if needs_delay(layout) and len(layout.seats) > 1:

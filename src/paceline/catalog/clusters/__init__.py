@@ -143,7 +143,7 @@ def _load(path: Path) -> Cluster:
 FILE = Path(__file__).parent.parent / "instances.toml"
 MOST_HOSTS = 65536
 MOST_DEVICES = 64
-"""Of one host."""
+"""Largest number of devices of one host."""
 ALONE = "loopback"
 """Between ranks of a host whose device has no link to a second one; there is no second one."""
 _TIMES = re.compile(r"(?P<name>.+?)\s*[x*]\s*(?P<count>\d+)|(?P<first>\d+)\s*[x*]\s*(?P<then>.+)")
@@ -223,10 +223,10 @@ class HostsExpression:
     """Equal hosts of one kind of device."""
 
     text: str
-    """As the user wrote them."""
+    """The devices as the user wrote them."""
     device: str
     count: int
-    """Of devices in each host."""
+    """Number of devices in each host."""
     link: str | None
     """Between hosts."""
     hosts: int
@@ -238,7 +238,7 @@ class HostsExpression:
         return f"{each}{over}" + (f" x {hosts}" if hosts > 1 else "")
 
     def file(self) -> ClusterFile:
-        """One of the hosts, as a cluster file would describe it."""
+        """A cluster file with one of the hosts."""
         inside = device_record(self.device).inside
         if inside is None and self.count > 1:
             raise InputError(

@@ -69,7 +69,7 @@ class DeviceRecord(SpecModel):
     year: int | None = None
     """Year of announcement."""
     aliases: tuple[Name, ...] = ()
-    """What people and drivers call it otherwise; the words of its name in any order are known anyway."""
+    """Other names of the device, of people and drivers; words of its name match in any order."""
     inside: InsideRecord | None = None
     """The link to other devices of its host, in the usual host; none for a device that is alone in it."""
     figure: DeviceFigures = DeviceFigures()
@@ -79,11 +79,11 @@ class ReachSpread(SpecModel):
     """Standard deviation of log(measured / roofline)."""
 
     fitted: ReachShare
-    """Of devices whose published throughputs the reach was fitted to."""
+    """Spread over devices to whose published throughputs the reach was fitted."""
     akin: ReachShare
-    """Of devices of the same makers and generations."""
+    """Spread over devices of the same makers and generations."""
     unknown: ReachShare
-    """Of all others."""
+    """Spread over all other devices."""
     devices: tuple[Name, ...]
     kin: tuple[Name, ...]
     source: Name

@@ -32,7 +32,7 @@ class EvaluationCurve(SpecModel):
     network: Name
     """Name in the catalog."""
     cluster: Name
-    """One of the evaluation's own clusters, or of the catalog."""
+    """A cluster of the evaluation, or of the catalog."""
     frameworks: Annotated[tuple[Name, ...], Field(min_length=1)]
     """Frameworks, or framework/mode; the others are compared with the first."""
     batch: Count
@@ -42,7 +42,7 @@ class EvaluationCurve(SpecModel):
     precision: Name | None = None
     """The default is that of the framework on the device."""
     input: Literal["resident", "copied", "files"] = "resident"
-    """Where a batch comes from."""
+    """Source of batches."""
 
 
 class EvaluationPlan(SpecModel):
@@ -52,7 +52,7 @@ class EvaluationPlan(SpecModel):
     network: Name
     """Name in the catalog."""
     cluster: Name
-    """One of the evaluation's own clusters, or of the catalog."""
+    """A cluster of the evaluation, or of the catalog."""
     global_batch: Count
     """Samples of a step of all devices."""
 
@@ -73,7 +73,7 @@ class Headline(SpecModel):
     devices: Count
     """One of the curve's numbers of devices."""
     source: Name
-    """Where it was published."""
+    """The publication."""
 
 
 class Direction(SpecModel):
@@ -113,7 +113,7 @@ class Evaluation(SpecModel):
     on: Literal["local", "virtual"] = "local"
     """Where the study runs: on this machine as it is, or on a virtual cluster of it."""
     emulated: Study | None = None
-    """What is measured on emulated devices of a virtual cluster; strategies stand for the policies of frameworks."""
+    """The study on emulated devices of a virtual cluster; strategies represent the policies of frameworks."""
 
     @model_validator(mode="after")
     def _curves_exist(self) -> Evaluation:
@@ -131,13 +131,13 @@ class Evaluation(SpecModel):
         return self
 
     def cluster_called(self, name: str) -> Cluster:
-        """One of the evaluation's own clusters, or of the catalog."""
+        """A cluster of the evaluation, or of the catalog."""
         own = next((one for one in self.cluster if one.name == name), None)
         return catalog.cluster(name) if own is None else resolved(own, text="", file=self.name)
 
     @property
     def studies(self) -> dict[str, tuple[Study, str]]:
-        """What is measured, by kind, and where: the study on `on`, the emulated one on a virtual cluster."""
+        """The studies by kind, each with its site: the study on `on`, the emulated one on a virtual cluster."""
         given = {"study": (self.study, self.on), "emulated": (self.emulated, "virtual")}
         return {kind: (study, on) for kind, (study, on) in given.items() if study is not None}
 

@@ -150,7 +150,7 @@ def _ranks(evidence: CaseEvidence) -> tuple[RankPhases, ...]:
 
 
 def hidden_by_rank(spans: Iterable[Span]) -> dict[int, float]:
-    """By rank, the median over traced steps of the exchange time before the last gradient was ready."""
+    """For each rank, the median over traced steps of the exchange time before the last gradient was ready."""
     steps: dict[tuple[int, int], list[Span]] = defaultdict(list)
     for span in spans:
         if span.phase in ("backward", "aggregate"):

@@ -92,11 +92,11 @@ class GradientExchange:
         return np.asarray(self.ready)[list(self.last)]
 
     def rebucketed(self, limit: float) -> GradientExchange:
-        """The same gradients in buckets of up to this size."""
+        """The exchange with buckets of up to this size."""
         return replace(self, last=tuple(fill_buckets(self.sizes, [limit])))
 
     def best_buckets(self) -> GradientExchange:
-        """The same gradients in buckets of the best single size."""
+        """The exchange with buckets of the best single size."""
         candidates = [self.rebucketed(self.total_bytes / parts) for parts in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)]
         return min(candidates, key=lambda item: item.exposed)
 

@@ -32,7 +32,7 @@ class Straggler:
     """The phase with the largest loss."""
     kind: Literal["persistent", "transient"]
     slower: float
-    """Its compute relative to that of the median rank."""
+    """Compute of the rank relative to that of the median rank."""
     share_slowest: float
     """Share of steps in which it was the slowest."""
     cost_s: Interval
@@ -77,7 +77,7 @@ def _judge(evidence: CaseEvidence, rank: int, step_s: float, medians: dict[int, 
 
 
 def _cost_by_launch(evidence: CaseEvidence, rank: int) -> list[float]:
-    """By launch, the median compute of the rank minus that of the slowest other rank."""
+    """For each launch, the median compute of the rank minus that of the slowest other rank."""
     times = evidence.rank_times["compute"]
     mine, others = times[rank], [launches for other, launches in times.items() if other != rank]
     return [

@@ -146,7 +146,7 @@ def _fixed_overhead(case: CaseEvidence) -> Finding | None:
 
 
 def _before_words(framework: str) -> str:
-    """What may run before the first layer: in a user's script anything, in Paceline's own loop only the framework."""
+    """What may run before the first layer: any code in a user's script, only the framework in Paceline's own loop."""
     if framework.startswith("script"):
         return "profile the training loop itself: logging, checks on weights, callbacks, `.item()` calls"
     return f"profile what {framework} does at the start of a step: the measured loop only clears gradients before it"

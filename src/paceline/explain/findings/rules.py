@@ -84,7 +84,7 @@ def no_overlap(evidence: CaseEvidence) -> Finding | None:
 
 
 def _overlapped(exchange: GradientExchange) -> GradientExchange:
-    """The same exchange with overlap; a single bucket must be divided first."""
+    """The exchange with overlap; a single bucket is divided first."""
     better = replace(exchange, overlap=True)
     return better.best_buckets() if better.num_exchanges == 1 else better
 
@@ -212,7 +212,7 @@ def slow_input(evidence: CaseEvidence) -> Finding | None:
         "The step waits for its batch",
         evidence=(
             f"reading takes {SECONDS.format(phases['io'])}, copying {SECONDS.format(phases['h2d'])} of every step",
-            "nothing of it is hidden behind the step before",
+            "no part of it overlaps with the previous step",
         ),
         gain=amount_interval([min(1.0, max(0.0, share)) for share in shares]),
         change=Change("code", "DataLoader(..., num_workers=2, prefetch_factor=2), or store decoded samples"),

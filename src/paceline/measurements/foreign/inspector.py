@@ -57,7 +57,7 @@ class LateRank:
     rank: int
     host: str
     share: float
-    """Of the collectives that every rank of the group logged."""
+    """Share of the collectives that every rank of the group has logged."""
     collectives: int
     wait_s: float
     """Median time that the others wait for it."""
@@ -65,7 +65,7 @@ class LateRank:
 
 @dataclass(frozen=True)
 class InspectedJob:
-    """All logs of a job: collectives by size as tests, and who is late."""
+    """All logs of a job: collectives by size as tests, and ranks that are late."""
 
     tests: tuple[CollectiveTest, ...]
     late: LateRank | None
@@ -100,7 +100,7 @@ def read_inspector(paths: Sequence[Path]) -> InspectedJob:
 
 
 def _calls(path: Path) -> Iterator[_Call]:
-    """One call per line; a last line without end is of a process that was stopped."""
+    """One call per line; an incomplete last line is from a process that was stopped."""
     with open_trace(path) as file:
         number = 0
         while True:

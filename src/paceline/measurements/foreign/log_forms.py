@@ -12,21 +12,21 @@ MOST_FIGURE = 1e15
 """A figure of a line that is not below is no figure."""
 NUMBER = r"([0-9][0-9,]*\.?[0-9]*(?:[eE][-+]?\d+)?)"
 THOUSANDS = re.compile(r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+),?(?:[eE][-+]?\d+)?")
-"""Commas as a number may have them; another one is a decimal comma, which says something else."""
+"""A number with commas between thousands; any other comma is a decimal comma."""
 
 
 @dataclass(frozen=True)
 class LoggedStep:
-    """One line of a log; None is what the line does not say."""
+    """One line of a log; a field is None if the line does not state it."""
 
     step: int
     rank: int | None = None
     at_s: float | None = None
     """Seconds since an arbitrary time, when the line was written."""
     seconds: float | None = None
-    """Of one step, the mean since the line before."""
+    """Mean seconds per step since the previous line."""
     tokens_per_s: float | None = None
-    """Of one device."""
+    """Tokens per second of one device."""
     mfu: float | None = None
     """Share of the device's peak, 0 to 1."""
     tflops: float | None = None
@@ -35,9 +35,9 @@ class LoggedStep:
     total: int | None = None
     """Steps of the bar, of an epoch or of all."""
     epoch: int | None = None
-    """Where steps are counted from its begin."""
+    """The epoch, if steps are counted from the begin of each epoch."""
     samples_per_s: float | None = None
-    """Of all devices."""
+    """Samples per second of all devices."""
     start: int = 0
     """Which start of the training wrote the line: a log may go on after a checkpoint was loaded."""
 
@@ -102,7 +102,7 @@ def _logged(place: dict[str, str | None], found: dict[str, float]) -> LoggedStep
 
 
 def _seconds_of(found: dict[str, float]) -> float | None:
-    """Seconds of a step, from the figure that says most of them."""
+    """Seconds of a step, from the most precise figure of the line."""
     for unit, factor in (("ms", 1e-3), ("us", 1e-6)):
         if unit in found:
             return found[unit] * factor

@@ -21,7 +21,7 @@ from paceline.measurements.trace.stream import BROKEN, ESCAPES, begin_of, check_
 __all__ = ["METRICS", "TrainingLog", "looks_like_log", "read_log", "refuse_state"]
 
 LONGEST = 20_000
-"""Characters of a line that are looked at."""
+"""Number of characters of a line that are parsed."""
 MOST_STEPS = 2_000_000
 LEAST_PAIRS, LEAST_ELAPSED_S, MOST_RATIO = 4, 10.0, 1.33
 """Lines and seconds that show how long steps take by the clock, which may count whole seconds; when it contradicts."""
@@ -42,18 +42,18 @@ class TrainingLog:
     steps: tuple[LoggedStep, ...]
     ranks: int
     sequence: int | None
-    """Tokens of a sequence, if the log says."""
+    """Tokens of a sequence, if the log states them."""
     notes: tuple[str, ...] = ()
-    """What the log states and cannot be."""
+    """Impossible statements of the log."""
     samples: int | None = None
-    """Samples of a step of all devices, if the log says."""
+    """Samples of a step of all devices, if the log states them."""
 
 
 SEQUENCE = re.compile(r"\b(?:sequence length|seq[_ ]len(?:gth)?)\W{1,4}(\d{2,8})")
 LOCAL_BATCH = re.compile(r"\b(?:local batch size|batch size per device)\W{1,4}(\d{1,7})")
 ACCUMULATION = re.compile(r"\bgradient accumulation steps\W{1,4}(\d{1,6})")
 METRICS = re.compile(r"""(?:^|\]:)\s*\{(['"])(?:loss|eval_loss|train_loss|train_runtime|current_steps)\1: """)
-"""What HF Trainer prints of a training: neither the number of the step nor its time."""
+"""Output of the HF Trainer that has neither the number of a step nor its time."""
 GLOBAL_BATCH = re.compile(
     r"\b(?:global batch size|total train batch size(?: \([^)]{0,80}\))?|train_batch_size(?= \.\.)[ .]{0,40})"
     r"\W{1,4}(\d{1,9})"
@@ -62,7 +62,7 @@ WORLD = re.compile(r"\bworld[ _-]size\W{1,4}(\d{1,7})")
 FACTS = {
     "sequence": SEQUENCE, "local": LOCAL_BATCH, "global": GLOBAL_BATCH, "world": WORLD, "accumulation": ACCUMULATION,
 }  # fmt: skip
-"""What lines beside the steps say of all of them, in small letters."""
+"""Phrases of other lines that hold for all steps, in lower case."""
 BARS = (
     "write the bars to the log as well (disable_tqdm=False, and 2>&1: they go to the standard error), or let Paceline "
     "take the times: Trainer(..., callbacks=[PacelineCallback()])"
@@ -157,7 +157,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _step_in(path: Path, line: str, form: str) -> LoggedStep | None:
-    """What a line says of a step, if it is of this form."""
+    """The step of a line, if the line has this form."""
     try:
         return LOG_FORMS[form](line)
     except DecimalComma as error:
@@ -166,7 +166,7 @@ def _step_in(path: Path, line: str, form: str) -> LoggedStep | None:
 
 
 def _note_facts(line: str, facts: dict[str, int]) -> bool:
-    """Note what a line says of all steps, and whether it says any such thing."""
+    """Add facts of a line about all steps; returns whether there are any."""
     lowered = line.lower()
     if not any(word in lowered for word in ("size", "seq", "accumulation")):
         return False
@@ -190,7 +190,7 @@ def _started(steps: Sequence[LoggedStep], heads: set[int]) -> list[LoggedStep]:
 
 
 def _ends_of_epochs(steps: list[LoggedStep]) -> list[LoggedStep]:
-    """Of lines that state the mean since their epoch began, the last of each epoch, if there are two."""
+    """The last line of each epoch, for lines with the mean since the begin of the epoch, if there are two epochs."""
     ends = [step for step in steps if step.total and step.step % step.total == 0]
     return ends if len({step.step for step in ends}) > 1 else steps
 
@@ -206,7 +206,7 @@ def _through_epochs(steps: Sequence[LoggedStep]) -> Iterator[LoggedStep]:
 
 
 def _note_devices(facts: dict[str, int]) -> None:
-    """What the batches of a device and of all say about the number of devices, and the reverse."""
+    """Derive the number of devices from the batches of one device and of all devices, or the reverse."""
     each = facts.get("local", 0) * facts.get("accumulation", 1)
     if each and "world" not in facts and facts.get("global", 0) % each == 0 and "global" in facts:
         facts["world"] = facts["global"] // each

@@ -35,7 +35,7 @@ PROGRAM = re.compile(
     r"\b(all_reduce|all_gather|reduce_scatter|broadcast|sendrecv|alltoallv?|reduce|gather|scatter)_perf"
 )
 PREFIX = re.compile(r"^\s*\[[^\]\s]+\]<std\w+>:")
-"""What `mpirun --tag-output` glues to a line; srun, kubectl and docker put words before it."""
+"""Prefix of a line by `mpirun --tag-output`; srun, kubectl and docker add words before it."""
 STARTS = re.compile(r"^[^#]*#\s*nThreads? \d+ nGpus \d+", flags=re.M)
 FAILURE = re.compile(r"^.*\bTest (?:NCCL |CUDA )?failure\b.*$", flags=re.M)
 OUT_OF_BOUNDS = re.compile(r"#\s*Out of bounds values\s*:\s*(\d+)\s+FAILED")
@@ -191,7 +191,7 @@ def _wrong_of(columns: list[Any]) -> float:
 
 
 class _Table:
-    """What the lines of a test say; other output may stand between them, and labels before them."""
+    """The table of a test; other output may be between its lines, and labels before them."""
 
     def __init__(self) -> None:
         self.rows: list[TestedSize] = []
@@ -206,7 +206,7 @@ class _Table:
         self._listed: set[tuple[int, int]] = set()
 
     def take(self, line: str) -> None:
-        """One line."""
+        """Parse one line."""
         names = line.replace("#", " ", 1).split() if line.find("#") < line.find("size") else line.split()
         if {"size", "algbw", "busbw"} <= set(names):
             self._labels = names.index("size")

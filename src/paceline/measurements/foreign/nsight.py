@@ -46,7 +46,7 @@ SHORT = (
     ("load", "io"),
     ("data", "io"),
 )
-"""Words in the names of users' ranges, beside the longer ones."""
+"""Short words in the names of users' ranges."""
 AGAIN = "export it again: nsys export --type sqlite --force-overwrite true report.nsys-rep"
 RANGES = (
     "profile with `nsys profile --trace=cuda,nvtx --pytorch=autograd-nvtx`, or put the loop under "
@@ -203,7 +203,7 @@ def _ranges(report: _Report, scans: dict[int, PhaseScan]) -> dict[int, Marks]:
 
 
 def _phase(name: str) -> str | None:
-    """The phase that a range tells; exchanges are told by kernels."""
+    """The phase of a range; exchanges are recognised by kernels."""
     if name.startswith(("aten::", "autograd::", "Optimizer.")) or "Backward" in name:
         phase: str | None = phase_of(name)
     else:
@@ -213,7 +213,7 @@ def _phase(name: str) -> str | None:
 
 
 def _trace(path: Path, scan: PhaseScan, marks: Marks, rank: int) -> RankTrace:
-    """One process; of several families of marks the one that covers most."""
+    """The trace of one process, by the family of marks that covers the most time."""
     chosen = max(marks.values(), key=lambda family: sum(end - start for _, start, end in family), default=[])
     if len(chosen) < 2:
         found = f"{len(chosen)} NVTX range of a step" if chosen else "no NVTX range of a step"

@@ -36,7 +36,7 @@ MOST = 20_000_000
 LONGEST_S = 600.0
 """Seconds of one micro-batch on one stage, beyond which the table is not in seconds."""
 ROUGHEST = 0.05
-"""Of a computation: by how much its recorded begin may be rounded."""
+"""Largest rounding of recorded begins, as a share of a computation."""
 HINT = f"expected the columns {', '.join((*NUMBERS, 'optype', *TIMES))}, times in seconds"
 IN_THREAD = re.compile(r"PP rank (\d+)(?:, TP rank (\d+))?")
 """The name of a thread in a timeline."""
@@ -96,7 +96,7 @@ class Operations:
 
 
 def phase_of_kind(kind: str) -> str:
-    """The phase of an operation, by its name; what is no pass and no exchange belongs to the update."""
+    """The phase of an operation by its name; operations other than passes and exchanges belong to the update."""
     return phase_by_words(kind) or "update"
 
 

@@ -1,7 +1,7 @@
 """Plain data from a pickle, read as data: nothing is imported or executed, and memory stays in proportion to the file.
 
-Python's own unpickler allocates what a file asks for (one number of its memo can ask for tens of gigabytes), and hashes
-whatever is a key, which takes for ever for tuples that repeat each other.
+Python's own unpickler allocates as much memory as the file demands (one number of its memo can demand tens of
+gigabytes), and hashes all keys, which takes exponential time for nested tuples.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Machine:
         self._memo: dict[int, Any] = {}
 
     def take(self, name: str, argument: Any) -> None:
-        """One instruction."""
+        """Execute one instruction."""
         if name in LITERALS:
             self.stack.append(argument)
         elif name in MADE:

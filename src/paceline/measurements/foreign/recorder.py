@@ -26,11 +26,11 @@ MOST_BYTES = 1 << 26
 PAIR = re.compile(r"\b(?:send|recv) \d{1,7}(?:->|<-)(\d{1,7})\b")
 """Name of a send or receive; the second number is the peer, counted within the group."""
 COALESCED = "coalesced"
-"""In the name of the entry that ends a batch of sends and receives: it alone has the state of the batch."""
+"""In the name of the entry that ends a batch of sends and receives; only this entry has the state of the batch."""
 SAME_SIZES = re.compile(r"\b(?:all_?reduce|broadcast|_all_?gather_base|_reduce_scatter_base)$")
 """Collectives whose ranks have to give tensors of equal size."""
 COMPLETED = "completed"
-"""The state of a collective that ended; gloo leaves `scheduled` and says `retired`."""
+"""State of a completed collective; Gloo leaves `scheduled` and sets `retired`."""
 SETTING = (
     "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 make every rank write a dump "
     "(TORCH_NCCL_DEBUG_INFO_TEMP_FILE=PREFIX)"
@@ -46,11 +46,10 @@ class Collective:
     name: str
     state: str
     sizes: tuple[Any, ...]
-    created_ns: int
     place: str
-    """Where the program called it: function, file and line; empty if the dump has no stacks."""
+    """Caller in the program: function, file and line; empty if the dump has no stacks."""
     key: str = ""
-    """The name of the group, which people do not read but `Dump.groups` knows."""
+    """Internal name of the group, the key of `Dump.groups`."""
     pair: int = -1
     """Number of a send or receive, or of its batch; -1: it is a collective of all ranks."""
 
@@ -62,12 +61,12 @@ class Collective:
 
 @dataclass(frozen=True)
 class Dump:
-    """What one rank recorded."""
+    """The flight recorder dump of one rank."""
 
     rank: int
     collectives: tuple[Collective, ...]
     groups: dict[str, tuple[int, ...]]
-    """Ranks of each process group, as far as the dump says."""
+    """Ranks of each process group that the dump lists."""
 
 
 @dataclass(frozen=True)
@@ -142,14 +141,13 @@ def _collective(entry: Any, path: Path, number: int) -> Collective:
                          hint=SETTING)  # fmt: skip
     group = given.get("process_group", given.get("pg_id", 0))
     names = [_word(part) for part in group[:2]] if isinstance(group, list | tuple) else [_word(group)]
-    sizes, created, pair = given.get("input_sizes"), given.get("time_created_ns"), given.get("p2p_seq_id", 0)
+    sizes, pair = given.get("input_sizes"), given.get("p2p_seq_id", 0)
     return Collective(
         group=names[-1] if len(names) > 1 and names[-1] not in ("", "undefined") else names[0] if names else "0",
         number=int(sequence or 0) if not given.get("is_p2p") else -1,
         name=given["profiling_name"][:80],
         state=COMPLETED if given.get("retired") is True else _word(given.get("state", ""))[:40],
         sizes=tuple(map(str, sizes[:4])) if isinstance(sizes, list | tuple) and _is_flat(sizes) else (),
-        created_ns=created if isinstance(created, int) and 0 <= created < 2**63 else 0,
         place=_place(given.get("frames")),
         key=names[0] if names else "",
         pair=int(pair) if given.get("is_p2p") and _is_count(pair) else -1,
@@ -263,7 +261,7 @@ def _last(entry: Collective) -> str:
 
 
 def _pair_hangs(dumps: dict[int, Dump], members: dict[str, tuple[int, ...]]) -> Iterator[Hang]:
-    """Of each group, the sends and receives that did not complete, and the peers that wait in none themselves."""
+    """For each group, the sends and receives that did not complete, and the peers that wait in none."""
     stuck: dict[str, dict[int, list[Collective]]] = defaultdict(dict)
     for rank, dump in dumps.items():
         for group, entries in _stuck_pairs(dump):

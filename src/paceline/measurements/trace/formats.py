@@ -50,7 +50,7 @@ def read_trace(path: Path, format: str | None = None) -> tuple[Span, ...]:  # no
 
 
 def checked_spans(path: Path, spans: Iterable[Span]) -> Iterator[Span]:
-    """The same spans; one that cannot be is an error."""
+    """The spans unchanged; raises an error for an impossible span."""
     for span in spans:
         if not _sound(span):
             raise InputError(f"{path}: {span.name[:80]!r} begins at {span.start_s} s and lasts {span.seconds} s",
@@ -66,7 +66,7 @@ def _sound(span: Span) -> bool:
 
 
 def format_of(path: Path) -> str:
-    """JSON is told apart by what only one tool writes; anything else is taken for Chakra's binary format."""
+    """The format of a trace. JSON is recognised by fields of each tool; other files are assumed to be Chakra."""
     if not begin_of(path, 64).lstrip().startswith((b"{", b"[")):
         return "chakra"
     stream = EventStream(path)
@@ -87,7 +87,7 @@ def _is_process_of_xla(event: dict[str, Any]) -> bool:
 
 
 def _has_phase(event: dict[str, Any]) -> bool:
-    """Whether an event says its phase, which no event of Horovod does."""
+    """Whether an event states its phase, which no event of Horovod does."""
     args = event.get("args")
     return event.get("cat") in PHASES or (isinstance(args, dict) and args.get("phase") in PHASES)
 

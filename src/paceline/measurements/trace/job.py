@@ -169,7 +169,7 @@ def _check_ranks(traces: Sequence[RankTrace], *, partial: bool) -> list[str]:
     missing = world - len(ranks)
     if not missing:
         return []
-    # Only the first are looked for: a trace may say that its job had any number of ranks.
+    # The search is bounded, because a trace may state any number of ranks.
     first = itertools.islice((rank for rank in range(world) if rank not in ranks), 8)
     named = ", ".join(map(str, first)) + (" ..." if missing > 8 else "")
     if not partial:

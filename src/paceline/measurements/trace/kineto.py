@@ -29,7 +29,7 @@ WIDTHS = {
     "double": 8, "long": 8, "float": 4, "int": 4, "half": 2, "bfloat16": 2, "short": 2, "byte": 1, "char": 1, "bool": 1,
     "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
-"""Bytes of an element by the profiler's name of its kind; others are taken for four."""
+"""Bytes of an element by the profiler's name of its type; four for other types."""
 _KEPT = ("cpu_op", "user_annotation", "kernel", "gpu_memcpy", "python_function")
 
 
@@ -58,7 +58,7 @@ def _is_kept(event: dict[str, Any]) -> bool:
 
 
 def info_of(stream: EventStream) -> dict[str, int]:
-    """`rank` and `world_size` of the job, as far as a trace that was read to its end says them."""
+    """`rank` and `world_size` of the job, if the trace states them; valid after the trace was read."""
     info = stream.head.get("distributedInfo")
     given = info if isinstance(info, dict) else {}
     for name, least in (("rank", 0), ("world_size", 1)):

@@ -1,7 +1,7 @@
-"""Steps that something other than a study timed, as a run: what `paceline watch` saw, what `paceline import` read.
+"""Steps that were not timed by a study, as a run: steps from `paceline watch` and `paceline import`.
 
-An observed step knows the exposed seconds of its phases. They become the passes of a run, each with one more phase than
-the pass before, so that everything that reads a study's runs reads these: results, explanation, report, SQL.
+An observed step has the exposed seconds of its phases. They become the passes of a run, each with one more phase than
+the previous pass, so that results, explanations, reports and SQL work as for runs of a study.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ UNKNOWN_MACHINE = Machine(
     paceline=paceline.__version__,
 )  # fmt: skip
 COUNTED_FIRST = ("forward", "backward", "update", "aggregate", "h2d", "io")
-"""What two phases cover counts for the first of them: an exchange behind compute is hidden."""
+"""Time that two phases cover counts for the first of them: an exchange during compute is hidden."""
 Stretch = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedStep:
-    """One step of one rank; what no phase accounts for is the rest."""
+    """One step of one rank; time outside of all phases is the rest."""
 
     rank: int
     step: int
@@ -48,11 +48,6 @@ class ObservedStep:
     seconds: float
     phases: Mapping[str, float]
     """Exposed seconds by phase; those that are missing are zero."""
-
-    @property
-    def work_s(self) -> float:
-        """Seconds in which the rank did not wait for the others."""
-        return self.seconds - self.phases.get("aggregate", 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +208,7 @@ def _exposed(spans: Sequence[Span], start: float, end: float) -> dict[str, float
 
 
 def _union(stretches: list[Stretch]) -> list[Stretch]:
-    """The same time as stretches that do not overlap, in order."""
+    """The union of stretches: ordered, without overlap."""
     joined: list[Stretch] = []
     for begin, end in sorted(stretches):
         if joined and begin <= joined[-1][1]:

@@ -55,7 +55,7 @@ def scan_kineto(path: Path, *, fallback_rank: int = 0) -> RankTrace:
 
 
 class PhaseScan:
-    """What is kept of the events of a rank so far."""
+    """The state of a scan over the events of a rank."""
 
     def __init__(self, path: Path, source: str = "kineto") -> None:
         self.path, self.source = path, source

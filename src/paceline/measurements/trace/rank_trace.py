@@ -16,9 +16,9 @@ __all__ = ["RankTrace", "StepShares", "check_clock", "gather_spans", "phase_by_w
 
 COMPUTE = ("update", "backward", "forward")
 ON_HOST = ("update", "backward", "io", "h2d", "forward", "aggregate")
-"""Who owns a time that several phases cover: operators of the host lie inside the annotations of update and input."""
+"""Priority of phases that cover the same time: operators of the host lie inside annotations of update and input."""
 ON_DEVICE = ("update", "backward", "forward", "aggregate", "h2d", "io")
-"""The same for kernels: whatever the device computes hides copies and the host's reading of the next batch."""
+"""Priority for kernels: compute of the device hides copies, and reading of the next batch by the host."""
 WORDS = (
     ("aggregate", ("send", "recv", "all-", "all_", "allreduce", "scatter", "clip")),
     ("forward", ("forward",)),
@@ -29,7 +29,7 @@ WORDS = (
 MOST_EXCHANGES = 100_000
 """Exchanges of a rank that are kept one by one."""
 MOST_SPANS = 300_000
-"""The same, of all ranks of a file: the first steps of a large job."""
+"""The same for all ranks of a file together; a large job keeps its first steps."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class RankTrace:
     path: str
     rank: int
     world: int | None
-    """Ranks of the job, if the trace says."""
+    """Number of ranks of the job, if the trace states it."""
     steps: Mapping[int, tuple[float, float]]
     """Start and end by number of the step."""
     covers: Mapping[str, Cover]
@@ -53,14 +53,14 @@ class RankTrace:
 
     @property
     def order(self) -> tuple[str, ...]:
-        """Who owns a time that several phases cover."""
+        """Priority of phases that cover the same time."""
         order = ON_DEVICE if self.on_device else ON_HOST
         return (*order, *sorted(set(self.covers) - set(order)))
 
 
 @dataclass(frozen=True)
 class StepShares:
-    """Where one step of one rank went; exposed phases and idle time sum to the step."""
+    """The time of one step of one rank: exposed phases and idle time, which sum to the step."""
 
     rank: int
     step: int

@@ -22,17 +22,17 @@ __all__ = ["AGAIN", "BROKEN", "ESCAPES", "EventStream", "begin_of", "check_growt
 
 CHUNK = 1 << 20
 LONGEST = 16 << 20
-"""Characters of the longest event or field of the head; what is longer is no trace."""
+"""Largest number of characters of an event, or of a field of the head, in a trace."""
 MOST = 1 << 36
 """Characters of the largest trace, after decompression."""
 GROWTH, FREE = 100, 1 << 28
-"""Times its size that a file may grow when it is unpacked (traces and logs: 10 to 40), and what is never too much."""
+"""Largest growth of a file when it is unpacked (traces and logs: 10 to 40 times), and a size that is always allowed."""
 SPACES = re.compile(r"[ \t\r\n]*")
 NUMBER_TAIL = 3
 """Characters after a number that show that it is whole: `1` may be the begin of `1e-7`."""
 GZIP = b"\x1f\x8b"
 MOST_LAYERS = 3
-"""Times that a file is compressed at most: what is packed once more by a copy still opens."""
+"""Largest number of nested compressions."""
 MARK = b"\xef\xbb\xbf"
 """Some editors begin UTF-8 with it."""
 WIDE = {"utf-32": (b"\xff\xfe\0\0", b"\0\0\xfe\xff"), "utf-16": (b"\xff\xfe", b"\xfe\xff")}
@@ -93,7 +93,7 @@ def _begin(file: IO[bytes]) -> bytes:
 
 
 def _encoding(begin: bytes) -> str | None:
-    """UTF-16 or UTF-32 by its mark, or by letters with a zero beside each."""
+    """UTF-16 or UTF-32, by the byte order mark, or by zero bytes between letters; None for UTF-8."""
     marked = next((name for name, marks in WIDE.items() if begin.startswith(marks)), None)
     even, odd = begin[0:8:2], begin[1:8:2]
     little, big = (len(begin) == 8 and not any(zeros) and chars.isascii() and all(chars)

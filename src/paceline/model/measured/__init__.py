@@ -1,1 +1,1 @@
-"""From throughputs at few device counts to larger ones: names, points, the physical curve, its prior, the fit."""
+"""Extrapolation from throughputs at few device counts: names, points, the physical curve, its prior, the fit."""

@@ -57,7 +57,7 @@ def read_table(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]
 
 
 def _without_comments(lines: list[str]) -> list[str]:
-    """The same with comments emptied; a comment is the header where the first other line has numbers already."""
+    """The lines without comments; a comment is kept as header if the first other line has numbers."""
     comments = [place for place, line in enumerate(lines) if line.startswith("#")]
     first = next((place for place, line in enumerate(lines) if line.strip() and place not in comments), 0)
     before = [place for place in comments if place < first]
@@ -90,7 +90,7 @@ def _wrong(path: Path, line: int, field: str, given: str, expected: str) -> Spec
 
 @dataclass(frozen=True)
 class Cells:
-    """One row under its columns' names; what is wrong with it is added to the problems of the file."""
+    """One row by the names of columns; invalid values are added to the problems of the file."""
 
     file: str
     line: int

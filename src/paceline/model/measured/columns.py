@@ -1,4 +1,4 @@
-"""What people call the columns of a points file, matched to what they hold."""
+"""Names of the columns of points files, as users write them, and their meanings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EACH = "samples_per_s_per_device"
 STEP, STEP_MS, STEPS_PER_S = "step_s", "step_ms", "steps_per_s"
 KEYS = ("devices", "samples_per_s", EACH, STEP, STEP_MS, STEPS_PER_S)
 UNCLEAR_BATCHES = ("batch", "batch_size", "bs", "minibatch", "minibatch_size")
-"""Of one device or of all: nobody says."""
+"""Names of a batch column that do not state whether the batch is of one device or of all."""
 ALIASES = {
     "devices": ("gpu_count", "device_count", "num_gpu", "n_gpu", "ngpu", "world_size", "nproc", "np", "n"),
     "samples_per_s": ("throughput", "rate", "sps", "ips", "fps"),
@@ -56,7 +56,7 @@ _PATTERNS = {
 }  # fmt: skip
 _COUNTED = ("gpus", "tpus", "devices", "accelerators", "cards", "chips", "ranks", "procs", "processes", "replicas",
             "cores", "workers")  # fmt: skip
-"""Of two columns of counts, the one that names devices most surely: workers may load data."""
+"""Names of count columns, most certain first: workers may be loader processes."""
 _SECONDS = re.compile(rf"(?:.*[_/])?{_SECOND}(?:[_/].*)?")
 _UNIT = re.compile(r"(.+?)\s*[(\[](.+)[)\]]")
 _EACH = re.compile(rf"(.+?)_*(?:/|_per_|_each_)_*{_ONE}")
@@ -93,7 +93,7 @@ def _rank(text: str, thing: str) -> tuple[int, int]:
 
 @cache
 def meaning(text: str) -> str | None:
-    """The column that a name means by itself or by its pattern: a number of devices, something per second, a step."""
+    """The meaning of a column name, by the name or by a pattern: a device count, a rate, a step."""
     known = {other: name for name, others in ALIASES.items() for other in others} | {name: name for name in ALIASES}
     if text in known or text in (*LABELS, *NUMBERS, *KEYS):
         return known.get(text, text)

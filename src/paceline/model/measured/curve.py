@@ -37,7 +37,7 @@ def seconds(u: Floats, devices: Floats, hosts: Floats, overlap: Floats) -> Float
 
 
 def terms(u: Floats, devices: Floats, hosts: Floats, overlap: Floats) -> dict[str, Floats]:
-    """The same as named terms that sum to T."""
+    """Named terms that sum to T."""
     compute, fixed, local, growth, network, network_growth, jitter, per_host = (
         u[..., k : k + 1] for k in range(NUM_PARAMETERS)
     )

@@ -39,9 +39,9 @@ PRIOR = np.array(
         [0.023, 0.009, 0.7, 0.80, 0.55, 1.1, 0.16, 1.0, 0.7, 0.8],
     ]
 )
-"""Coefficients by situation before any campaign speaks; `tail` is the degrees of freedom above 1.
+"""Prior coefficients by situation; `tail` is the degrees of freedom above 1.
 
-Those of fewer devices were fitted once, by predicting the first points of published series from the later ones.
+Those of fewer devices were fitted once, by predicting the first points of published series from later points.
 """
 WIDTH = np.array([0.7] * 8 + [0.5, 0.2])
 """Standard deviation of the logarithms about the prior."""
@@ -57,7 +57,7 @@ STATED = COEFFICIENTS.index("stated")
 
 @dataclass(frozen=True)
 class Doubt:
-    """What makes a prediction uncertain, all in logarithms."""
+    """Components of the uncertainty of a prediction, in logarithms."""
 
     situation: int
     doublings: float
@@ -70,7 +70,7 @@ class Doubt:
     stated: bool = False
     """The target is beyond a host, and labels state what the link of a host carries."""
     inside: Doubt | None = None
-    """That of the full host before the first crossing: farther is never surer."""
+    """Uncertainty of the full host before the first crossing, a lower bound for all larger counts."""
     fastest: float = -np.inf
     """How far below the centre a time is possible: as fast per device as the best point, or as the line rate."""
     slowest: float = np.inf

@@ -65,7 +65,7 @@ def extrapolate_series(
 
 
 def _fits(series: Sequence[Series], population: Population) -> list[Posterior]:
-    """What the points of each series say; a series of one point alone borrows from others over its link."""
+    """Fits of all series; a series with a single point borrows from other series over its link."""
     fits = posteriors(series, population)
     alike = [one for one in series if one.has_one_batch]
     if not alike or min(one.num_points for one in series) > 1:
@@ -144,7 +144,7 @@ def _distance(far: Forecast, series: Series, population: Population, *, force: b
 MOST_LOG = 60.0
 """A logarithm of seconds or of their doubt that no sound points lead to."""
 MOST_RATIO = 1e26
-"""Between the rates per device of one series: more is a slip in units or decimals."""
+"""Largest ratio between rates per device of one series; a larger one is an error of units or decimals."""
 
 
 def _prediction(posterior: Posterior, made: Forecast, population: Population, *, supported: bool) -> Prediction:
@@ -173,7 +173,7 @@ def _prediction(posterior: Posterior, made: Forecast, population: Population, *,
 
 
 def _parts(posterior: Posterior, made: Forecast) -> dict[str, float]:
-    """What seconds per sample consist of, by the most probable curve."""
+    """The parts of the seconds per sample, by the most probable curve."""
     if made.doubt.situation == BATCH:
         names = ("compute", "fixed", "aggregate")
         return dict(zip(names, step_parts(posterior.series, made.count, made.batch).tolist(), strict=True))
@@ -184,7 +184,7 @@ def _parts(posterior: Posterior, made: Forecast) -> dict[str, float]:
 
 
 def _terms(parts: dict[str, float], step: float, batch: float) -> dict[str, float]:
-    """The curve's terms under the step's names; those beside compute are scaled so that all sum to the step."""
+    """The terms of the curve under the names of a step; terms other than compute are scaled to sum to the step."""
     compute = min(parts["compute"], step) * batch
     others = sum(value for name, value in parts.items() if name != "compute")
     scale = (step * batch - compute) / others if others > 0 else 0.0
@@ -230,7 +230,7 @@ NETWORK = [curve.PARAMETERS.index("network"), curve.PARAMETERS.index("network_gr
 
 @dataclass(frozen=True)
 class NextMeasurement:
-    """One measurement that would help, and how much."""
+    """A measurement that would narrow the interval, and by how much."""
 
     kind: str
     """`devices`, `batch`, `spread` or `sweep`."""
@@ -241,7 +241,7 @@ class NextMeasurement:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The recommendation as text."""
         return f"{self.what} (narrows the 90 % interval by about {self.narrows:.0%})"
 
     def as_dict(self) -> dict[str, Any]:
@@ -332,7 +332,7 @@ def _sweep(posterior: Posterior, made: Forecast, population: Population) -> Next
 
 
 def _batch(posterior: Posterior, made: Forecast, population: Population) -> NextMeasurement:
-    """One point at the target's batch tells what a step costs once."""
+    """A point at the batch of the target, which determines the cost per step."""
     series = posterior.series
     count, batch = series.devices[0], made.batch
     what = f"measure {count:g} device{'s' if count > 1 else ''} at a batch of {batch:g} per device"

@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 NOISE = 0.012
 """Relative standard deviation of one published point about a perfect model."""
 NOISES = (0.007, 0.02, 0.06)
-"""What it may be in one series: a quiet machine, a usual one, one of single runs on shared links."""
+"""Candidate noise levels of a series: a quiet machine, a usual one, single runs on shared links."""
 LONGEST = 1.5
 NUM_PROPOSED = 2000
 NUM_DRAWS = 500
@@ -34,7 +34,7 @@ class Packed:
     log_seconds: Floats
     """Logarithm of the seconds one device spends on one sample."""
     weight: Floats
-    """One over the standard deviation of each point; 0 where there is none."""
+    """Inverse standard deviation of each point; 0 for a missing point."""
     overlap: Floats
 
 

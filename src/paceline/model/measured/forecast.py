@@ -1,8 +1,8 @@
-"""One prediction from measured points: forms averaged by evidence, with everything that makes the average doubtful.
+"""One prediction from measured points: forms averaged by evidence, with the uncertainty of the average.
 
-The centre never goes below the last point inside the same regime (nothing gets faster per device by adding devices),
-and once the regime is known never above it by more than the ratio of the counts (nothing gets slower in total, unless
-the points themselves do, and then no faster than they did). Points whose total falls do not rise again.
+Within one regime, the centre is never below the last point, because adding devices makes none of them faster. Once the
+regime is known, it exceeds the last point by no more than the ratio of the counts, because total throughput does not
+fall, unless the points themselves fall; then it falls no faster than they do, and does not rise again.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ __all__ = ["Forecast", "Posterior", "forecast", "posteriors"]
 Floats = NDArray[np.float64]
 
 LABEL_TRUST = 0.8
-"""How often a label that says whether aggregation is overlapped is right."""
+"""Probability that a label is right about whether aggregation is overlapped."""
 MOST_EVIDENCE = 3.0
 """Largest logarithm of odds that a few points may shift."""
 LEAST_SHARE = 1e-2
-"""Of a noise that is worth draws; the prior has no smaller one."""
+"""Smallest posterior share of a noise level that gets draws."""
 HINDCAST_WIDTH = 0.1
 """A form that missed the last point by this much counts 1/e of one that met it."""
 
 
 @dataclass(frozen=True)
 class Posterior:
-    """What the points of one series say about the physical curve, overlapped and not."""
+    """Posterior of the physical curve given the points of one series, with and without overlap."""
 
     series: Series
     packed: Packed
@@ -82,12 +82,12 @@ class Posterior:
 
     @cached_property
     def _at(self) -> dict[float, list[Floats]]:
-        """What `log_seconds` answered before: advice asks the same counts again."""
+        """Cache of `log_seconds`, because advice evaluates the same counts again."""
         return {}
 
     @cached_property
     def forms_at(self) -> dict[tuple[float, str], tuple[Floats, float, int]]:
-        """What `_forms` answered before, by count and batch: all predictions of a series ask for one hindcast."""
+        """Cache of `_forms` by count and batch, because all predictions of a series use one hindcast."""
         return {}
 
     def log_seconds(self, count: float) -> list[Floats]:
@@ -118,7 +118,7 @@ class Forecast:
 
 
 def posteriors(series: Sequence[Series], population: Population) -> list[Posterior]:
-    """Fits of all series at once, each with and without overlap, at the noise that its points speak for."""
+    """Fits of all series at once, each with and without overlap, at the noise levels that its points support."""
     both, flags = [*series, *series], [0.0] * len(series) + [1.0] * len(series)
     times = len(NOISES)
     packed = pack(both * times, flags * times, [noise for noise in NOISES for _ in both])
@@ -142,7 +142,7 @@ def posteriors(series: Sequence[Series], population: Population) -> list[Posteri
 
 
 def forecast(posterior: Posterior, before: Posterior | None, count: float, batch: float) -> Forecast:
-    """The prediction at a count; `before` knows all points but the last, and is judged by it."""
+    """The prediction at a count; `before` is the fit without the last point, whose error at that point counts."""
     series = posterior.series
     forms, spread, situation = _forms(posterior, count, batch)
     missed, hindcast = _hindcast(series, before, situation)
@@ -170,7 +170,7 @@ def forecast(posterior: Posterior, before: Posterior | None, count: float, batch
 
 
 def _bounded(series: Series, count: float, centre: float, doubt: Doubt, batch: float) -> Doubt:
-    """The same with the times that are possible; fewer devices are no slower each than the smallest count's."""
+    """The uncertainty bounded to possible times: fewer devices are no slower per device than the smallest count."""
     fewer = doubt.situation == FEWER
     fastest = -np.inf if fewer or _grows(series, batch, doubt.situation) else float(series.log_seconds.min())
     fastest = max(fastest, least_log_seconds(series, count, batch))
@@ -191,9 +191,9 @@ def _enclosed(series: Series, count: float, centre: float, doubt: Doubt) -> tupl
 
 
 def _unexplained(series: Series) -> float:
-    """How probable something full is beside a slow link, where labels do not tell what the link costs: 0 to 1.
+    """Probability, from 0 to 1, of a saturated resource other than a slow link, if labels do not state the link's cost.
 
-    By what the first crossing gained: everything, nothing, or less.
+    Derived from the gain of the first crossing.
     """
     if np.isfinite(least_network(series)):
         return 0.0
@@ -226,7 +226,7 @@ def _doublings(series: Series, count: float, batch: float, situation: int) -> fl
 
 
 def _forms(posterior: Posterior, count: float, batch: float) -> tuple[Floats, float, int]:
-    """The centre by each form, within what is possible; the spread of the posterior; the situation."""
+    """The centre by each form, within possible times; the spread of the posterior; the situation."""
     key = (count, repr(batch))
     if key not in posterior.forms_at:
         posterior.forms_at[key] = _computed_forms(posterior, count, batch)
@@ -234,9 +234,9 @@ def _forms(posterior: Posterior, count: float, batch: float) -> tuple[Floats, fl
 
 
 def _limits(series: Series, count: float, batch: float, situation: int) -> tuple[float, float]:
-    """Between which a time beyond the points is possible; the posterior's draws count within them alone.
+    """Bounds of possible times beyond the points; draws of the posterior count only within them.
 
-    Of one host, fewer devices do not do more in total.
+    On one host, fewer devices do not have a larger total throughput.
     """
     if situation == FEWER:
         first, nearer = float(series.log_seconds[0]), float(np.log(series.devices[0] / count))
@@ -281,9 +281,9 @@ def _hindcast(series: Series, before: Posterior | None, situation: int) -> tuple
 
 
 def _weights(overlapped: float, situation: int, missed: Floats, *, between: bool = False, full: float = 0.0) -> Floats:
-    """Shares of the forms; between measured counts, those that fit all points share everything.
+    """Weights of the forms; between measured counts, forms that fit all points share the whole weight.
 
-    `full`: the share of something that is full, beside the physical curve's.
+    `full`: weight of the form of a saturated resource, next to the physical curve.
     """
     weights = WEIGHTS[situation].copy()
     if between and situation != FEWER:

@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 SITUATIONS = (
     "inside a host", "first crossing", "one crossing known", "more crossings known", "batch changes", "fewer devices"
 )  # fmt: skip
-"""What is asked, given what was measured: the errors of each are of another kind and size."""
+"""Situations: what is predicted from which measurements. Errors of each situation differ in kind and size."""
 FIRST_CROSSING, ONE_CROSSING, BATCH, FEWER = 1, 2, 4, 5
 BEYOND_A_HOST = (1, 2, 3)
 FORMS = ("not overlapped", "overlapped", "straight line", "power law", "saturating", "ring", "tree")
@@ -49,7 +49,7 @@ WEIGHTS = np.array(
 """Prior weight of each form by situation; the first two share theirs by the evidence of the points for overlap."""
 SHARPNESS = 4
 FLUKE = 0.02
-"""A last point that is faster per device by this much says nothing about what more cost; by less, as much more."""
+"""If the last point is faster per device by this share, it is not used for the slope; by less, in proportion."""
 RIDGE = 0.3
 """How strongly costs per step are drawn to none, as a share of the first point."""
 
@@ -82,11 +82,11 @@ def _slope(ln: Floats, y: Floats) -> float:
 def least_slope(series: Series, count: float, situation: int) -> float:
     """The smallest slope that gains so far leave possible: 0 nothing is known, 1 the total does not rise again.
 
-    Gains count inside one regime, where aggregation was there before the step: what the second device or the second
-    host costs is paid once, and published series that stall there go on to scale. Inside a host, a second device that
-    adds nothing says that a third does not either, and less of it says much less. Both the last step and the trend of
-    the last three points must be slow, so that one bad point proves nothing. Beyond one crossing, a stall on both
-    sides of it is of something that all hosts share.
+    Gains count inside one regime, with aggregation before and after the step: the second device or the second host
+    has a one-time cost, and published series that stall there continue to scale. Inside a host, a second device
+    without any gain implies none for a third; a partial gain implies much less. Both the last step and the trend of
+    the last three points must be slow, so that one bad point is not enough. A stall on both sides of a crossing is
+    caused by a resource that all hosts share.
     """
     several, outside = series.devices > 1, series.hosts > 1
     slow = _stall(series, several & ~outside)
@@ -108,7 +108,7 @@ def _stall(series: Series, alike: NDArray[np.bool_]) -> float:
 
 
 def fluke_of(series: Series) -> float:
-    """How far the last of three points or more is to be taken for a fluke: 0 slower per device than before it, to 1."""
+    """Degree, from 0 to 1, to which the last of at least three points is a fluke: 0 if it is slower per device."""
     if series.num_points < 3:
         return 0.0
     return float(np.clip((series.log_seconds[-2] - series.log_seconds[-1]) / FLUKE, 0.0, 1.0))
@@ -127,7 +127,7 @@ def power_law(series: Series, count: float) -> float:
 
 
 def straight_line(series: Series, count: float) -> float:
-    """y if throughput goes on as between the last two points; at least a twentieth of the last stays."""
+    """y if throughput continues as between the last two points; at least a twentieth of the last throughput stays."""
     devices, rate = series.devices, series.samples_per_s
     slope = (rate[-1] - rate[-2]) / (devices[-1] - devices[-2]) if series.num_points > 1 else rate[-1] / devices[-1]
     return float(np.log(count / max(rate[-1] + slope * (count - devices[-1]), 0.05 * rate[-1])))

@@ -66,9 +66,9 @@ def rate_of(series: Series, parameters: float) -> float | None:
 
 
 def step_of(series: Series, parameters: float) -> float | None:
-    """Seconds that one device computes between two aggregations; none where the batch or its unit is not known.
+    """Seconds that one device computes between two aggregations; None if the batch or its unit is not known.
 
-    A rate that no device has counts tokens, or is a slip in units, and says nothing of a step's length.
+    A rate above that of any device counts tokens or has a wrong unit, so the length of a step is not known.
     """
     rate = rate_of(series, parameters)
     return None if series.batch is None or rate is None else series.batch / rate
@@ -76,7 +76,7 @@ def step_of(series: Series, parameters: float) -> float | None:
 
 @cache
 def _parameters(network: str) -> float | None:
-    """By the network's name, or as the name states them: `GPT 498M`, `llama-7b`."""
+    """Number of parameters, by the network's name, or as stated in the name: `GPT 498M`, `llama-7b`."""
     known = parameters_of(network)
     if known is not None:
         return known

@@ -46,10 +46,10 @@ def parameters_of(network: str) -> float | None:
 
 @dataclass(frozen=True)
 class LinkKind:
-    """What a link's label tells."""
+    """Facts from the label of a link."""
 
     bandwidth: float | None
-    """Stated bytes per second, if the label says it."""
+    """Bytes per second, if the label states them."""
     through_kernel: bool
     """TCP through the operating system, not remote direct memory access."""
     inside: bool = False
@@ -72,9 +72,9 @@ def link_kind(label: str) -> LinkKind:
 
 @cache
 def every_pair_linked(device: str, link: str) -> float:
-    """1 if the devices of a host are all linked to each other, 0 if they are cards that share a bus; 0.5: nobody says.
+    """1 if all devices of a host are linked to each other, 0 if they are cards on a shared bus; 0.5 if unknown.
 
-    Cards may be bridged in pairs: two of them then say nothing about four.
+    Cards may be bridged in pairs, so that two of them do not predict four.
     """
     if _CARD.search(device.lower()) or "pcie" in link.lower():
         return 0.0
@@ -83,7 +83,7 @@ def every_pair_linked(device: str, link: str) -> float:
 
 @dataclass(frozen=True)
 class StrategyKind:
-    """What the names of framework and strategy tell about aggregation."""
+    """The kind of aggregation, from the names of framework and strategy."""
 
     servers: bool
     overlap: bool | None

@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 Row = dict[str, str | float | None]
 
 FULL_HOST = 8.0
-"""Devices of a full host where nothing says it."""
+"""Assumed number of devices of a full host, if it is not stated."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ class Series:
     """Samples per device and step of each point; nan where it is not known."""
     campaign: str = ""
     siblings: tuple[Series, ...] = ()
-    """The same at other batches per device: their points take part in the fit."""
+    """The series at other batches per device, whose points take part in the fit."""
     assumed: tuple[str, ...] = ()
-    """What the file does not say, and what stands for it."""
+    """Facts that the file lacks, and the assumptions in their place."""
     precision: str = ""
-    """As written; empty where the file does not say it."""
+    """Precision as written; empty if the file does not state it."""
     in_tokens: bool = False
     """Throughputs count tokens, so that batches of sequences do not tell how long a step takes."""
 
@@ -90,7 +90,7 @@ class Series:
         return np.asarray(np.nan_to_num(self.batches[0] / np.asarray(batches, dtype=np.float64), nan=1.0))
 
     def batch_at(self, count: float, global_batch: float | None = None) -> float:
-        """Samples per device and step at a count: the global batch's share; else as the points go on."""
+        """Samples per device and step at a count: the share of the global batch, or as the points continue."""
         if global_batch is not None:
             return global_batch / count
         totals = self.batches * self.devices
@@ -153,7 +153,7 @@ def _check_columns(path: Path, columns: list[str], held: set[str]) -> None:
 
 
 def _unclear_batch(written: str, rows: list[dict[str, str]]) -> list[str]:
-    """What a column that is called `batch` alone is taken for: that of all devices where it grows as they do."""
+    """How a column named only `batch` is read: as the batch of all devices if it grows with their number."""
     if re.sub(r"[ \-]+", "_", written.strip().lower()) not in UNCLEAR_BATCHES or not rows:
         return []
     cells = [Cells("", 0, row, []) for row in rows]
@@ -168,7 +168,7 @@ def _unclear_batch(written: str, rows: list[dict[str, str]]) -> list[str]:
 
 
 def _tell_apart(rows: list[Row], written: list[dict[str, str]]) -> None:
-    """Name series by a column of words that nobody knows, if it alone tells rows of the same count apart."""
+    """Name series by an unknown column of words, if only this column distinguishes rows of the same count."""
 
     def repeated(some: list[Row]) -> bool:
         keys = [tuple(row[name] for name in (*LABELS, "batch_per_device", "global_batch", "devices")) for row in some]
@@ -252,7 +252,7 @@ def _rate_column(cells: Cells) -> str:
 
 
 def _stated_spread(cells: Cells, parsed: Row) -> float | None:
-    """In samples per second of all devices, from percent or the unit of what is spread."""
+    """The stated spread in samples per second of all devices, from percent or from the unit of the value."""
     spread, rate = parsed["spread"], float(parsed["samples_per_s"] or 0)
     if not spread or not rate:
         return None

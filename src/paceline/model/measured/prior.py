@@ -1,10 +1,10 @@
-"""What series have in common: a Gaussian prior over the curve's parameters, learnt from published campaigns.
+"""A Gaussian prior over the parameters of the curve, learnt from published campaigns.
 
     u = features @ weights + offset of (link, kind of strategy) + noise,   noise ~ N(0, covariance)
 
-Learnt by expectation-maximisation: fit every series under the prior, then the prior to the fits. Features are facts
-and names alone: parameters of the network, stated rate of the link, kind of strategy, speed of one device (of a network
-that has a name: a rate of nobody knows what says nothing), and whether all devices of a host are linked to each other.
+Learnt by expectation-maximisation: fit every series under the prior, then the prior to the fits. Features come from
+facts and names only: parameters of the network, stated rate of the link, kind of strategy, speed of one device (only if
+the network is named), and whether all devices of a host are linked to each other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Floats = NDArray[np.float64]
 
 NUM_FEATURES = 7
 FREE = 9.0
-"""Prior variance of the compute parameter, which every series measures by itself."""
+"""Prior variance of the compute parameter, which the points of each series determine."""
 OFFSETS = (1, 2, 4, 5, 7)
 """Parameters that a link shifts as a whole."""
 SHRINK = 3.0
@@ -49,7 +49,7 @@ ROUNDS = 8
 NOISE_ROUNDS = 50
 FILE = Path(__file__).parent / "population.toml"
 MOST_SPEED = 5.0
-"""Of the logarithm of a device's speed: published series reach 4.7."""
+"""Upper bound of the logarithm of a device's speed; published series reach 4.7."""
 
 
 LEAST_VARIANCE = 1e-3
@@ -142,7 +142,7 @@ BETWEEN_HOSTS = PARAMETERS.index("network")
 
 
 def bounded(mean: Floats, precision: Floats, least: Sequence[float]) -> tuple[Floats, Floats]:
-    """The same where the network costs at least this much: mean and variance of the normal distribution cut there."""
+    """The prior truncated to network costs of at least `least`: mean and variance of the truncated normal."""
     mean, precision = mean.copy(), precision.copy()
     for row in np.flatnonzero(np.isfinite(least)).tolist():
         covariance = np.linalg.inv(precision[row])
@@ -217,7 +217,7 @@ def _ridge(features: Floats, wanted: Floats, learnt: Floats, toward: Floats) -> 
 
 
 def adapted(population: Population, series: Sequence[Series]) -> Population:
-    """The population after a file's own series spoke: links it names get offsets of their own."""
+    """The population updated by the series of a file: links that it names get offsets of their own."""
     overlap = [overlap_of(one) for one in series]
     packed = pack(series, overlap)
     features = np.stack([_features(one, flag) for one, flag in zip(series, overlap, strict=True)])
@@ -243,7 +243,7 @@ def adapted(population: Population, series: Sequence[Series]) -> Population:
 
 @cache
 def shipped_population() -> Population:
-    """What every published series says together."""
+    """The population of all published series, as shipped."""
     with FILE.open("rb") as file:
         data = tomllib.load(file)
     return Population(

@@ -56,7 +56,7 @@ class BucketRecommendation:
 
     @property
     def setting(self) -> str:
-        """What to write in DistributedDataParallel."""
+        """The argument for DistributedDataParallel."""
         return f"bucket_cap_mb={self.best.megabytes}" if self.worth else "the default"
 
     def as_dict(self) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class PlanFile(SpecModel):
     """The sources of the prediction."""
     interval_50: tuple[NotNegative, NotNegative] | None = None
     interval_90: tuple[NotNegative, NotNegative] | None = None
-    """Of the throughput."""
+    """90 % interval of the throughput."""
     step_s_interval_50: tuple[NotNegative, NotNegative] | None = None
     step_s_interval_90: tuple[NotNegative, NotNegative] | None = None
     group: Annotated[tuple[PlanGroup, ...], Field(min_length=1)]

@@ -50,9 +50,9 @@ __all__ = ["Plan", "make_plan"]
 
 SHOWN = 5
 BASELINE = "pytorch/ddp"
-"""What people run without a plan: equal shares."""
+"""The framework of training without a plan, with equal shares."""
 SWEPT_BYTES = 16e6
-"""A message that a sweep knows well, by which the rate of a link is judged."""
+"""Size of a message that sweeps measure accurately, from which the rate of a link is taken."""
 
 Floats = NDArray[np.float64]
 NO_JOB = PlannedRun()
@@ -66,7 +66,7 @@ class DeviceLoad:
     device: str
     count: int
     samples: int
-    """Of each device and step."""
+    """Samples of each device and step."""
     passes: int
     """Forward and backward passes whose gradients are summed; more than one where the samples do not fit at once."""
     memory: float | None
@@ -82,7 +82,7 @@ class Baseline:
     gain: Estimate
     """The plan's throughput over the baseline's, less 1."""
     passes: int
-    """Of the device that needs most."""
+    """Passes of the device that needs most."""
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ class _Pricer:
         return [beside.compute / work.compute for beside, work in zip(shared, works, strict=True)]
 
     def _effective(self, end: Endpoint) -> Endpoint:
-        """Links as the calibration knows them: what an exchange between two ranks reaches."""
+        """An endpoint with the link rates of the calibration: those that an exchange between two ranks reaches."""
         calibration = self._calibration
         swept = seconds_at(calibration.collectives, "all_reduce", 2, np.array([SWEPT_BYTES]))
         software, late = calibration.base_latency, calibration.latency.value

@@ -4,11 +4,12 @@ One group:   one synchronous step, whose seconds a pricing function gives.
 Groups:      each steps by itself and exchanges every H steps through the syncer, which is sharded over the groups:
              an exchange sends and receives all parameters over the group's slowest link, which it shares with the
              other groups of its host, and the group waits for it.
-Stragglers:  a step of a group is slowed by f with probability q; who waits for all groups waits for the unluckiest.
+Stragglers:  a step of a group is slowed by f with probability q; a round of all groups waits for the slowest.
 
-Sets of hosts grow from the fastest host to all of them: with few hosts one by one, with many a grid of sizes. Groups
-follow the seams: hosts, kinds of link, kinds of device, single devices. The statistical price of not being synchronous
-is stated, not hidden: `efficiency` multiplies throughput in the ranking. No pydantic: training processes import this.
+Sets of hosts grow from the fastest host to all hosts: one by one if there are few, in a grid of sizes if there are
+many. Groups are divided at hosts, kinds of link, kinds of device, or single devices. The statistical cost of not
+being synchronous is stated: `efficiency` multiplies throughput in the ranking. No pydantic, because training
+processes import this module.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class PlannedDevice:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where it is attached."""
+        """The endpoint of the device."""
         return Endpoint(self.host, self.inside, self.link)
 
 

@@ -48,7 +48,7 @@ class Disturbance:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What came out for one number of devices."""
+    """The result for one number of devices."""
 
     devices: int
     synchrony: str
@@ -60,7 +60,7 @@ class Simulated:
     """Seconds of the 50th, 90th and 99th percent of steps; empty for asynchronous workers."""
     samples_per_s: float
     shares: dict[str, float]
-    """Where the time goes, as shares that sum to one."""
+    """Shares of time, which sum to one."""
     num_events: int
     staleness: float | None = None
     """Asynchronous: mean number of updates by others between reading weights and updating them."""
@@ -74,7 +74,7 @@ class Simulated:
 
 @dataclass(frozen=True)
 class _Setting:
-    """One number of devices, ready to be played."""
+    """The setting of a simulation with one number of devices."""
 
     ranks: Ranks
     compute: Floats
@@ -84,7 +84,7 @@ class _Setting:
     exchange: float
     """Seconds on the link in a step, hidden or not."""
     hidden: float
-    """What of it overlaps with compute."""
+    """The part that overlaps with compute."""
     jitter: float
     predicted: float
     """The step that `predict_curve` gives, with the time that ranks usually wait for each other."""
@@ -177,7 +177,7 @@ def _shares(setting: _Setting, steps: int, costs: dict[str, float]) -> dict[str,
 
 
 def _quantiles(ends: Floats) -> dict[str, float]:
-    """Of single steps, failures left out: a restart is no step."""
+    """Quantiles of single steps without restarts after failures."""
     steps = np.diff(ends, prepend=0.0)
     return {str(percent): float(np.quantile(steps, percent / 100)) for percent in (50, 90, 99)}
 

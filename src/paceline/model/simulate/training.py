@@ -143,7 +143,7 @@ class AsyncRun:
 
 @dataclass(frozen=True)
 class AsyncResult:
-    """What came out of an asynchronous run."""
+    """The result of an asynchronous run."""
 
     seconds: float
     updates: int

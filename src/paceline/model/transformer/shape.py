@@ -52,7 +52,7 @@ class Parallel:
     """Model chunks per device in the pipeline; 1 is plain 1F1B."""
     zero_stage: int = 0
     recompute: Literal["none", "selective", "full"] = "none"
-    """What backward computes again instead of keeping it: nothing, attention scores, or the whole forward."""
+    """What backward recomputes: nothing, attention scores, or the whole forward pass."""
     per_host: int = 8
 
     @property

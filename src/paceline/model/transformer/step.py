@@ -131,7 +131,7 @@ def iteration_seconds(log_rates: Floats, case: dict[str, Floats]) -> Floats:
 NOISE = 0.03
 """Relative error the model itself is expected to make on a point."""
 BEYOND_NOISE = 0.07
-"""The same beyond one host, where placement and other traffic add to it."""
+"""The noise beyond one host, where placement and other traffic add to it."""
 FIXED = 1e-16
 """Variance of a rate that was not fitted: none, but factors need more than zero."""
 NUM_DRAWS = 300
@@ -155,7 +155,7 @@ def fit_rates(case: dict[str, Floats], seconds: Floats) -> Rates:
 
 
 def refit_beyond(rates: Rates, case: dict[str, Floats], seconds: Floats) -> Rates:
-    """The same machine beyond one host: only what hosts add is fitted, everything else stays."""
+    """Rates fitted beyond one host: only rates between hosts change."""
     free = np.arange(len(RATES), len(PRIOR))
     return _solve(case, seconds, mean=rates.log_rates, free=free, noise=BEYOND_NOISE)
 
@@ -184,7 +184,7 @@ def _solve(case: dict[str, Floats], seconds: Floats, *, mean: Floats, free: NDAr
 def predict_iteration(rates: Rates, case: dict[str, Floats], *, seed: int = 0) -> list[Estimate]:
     """Seconds of each case with intervals from the rates' covariance and their residual."""
     rng = np.random.default_rng(seed)
-    # By Cholesky's factor, which is unique: eigenvectors, and draws by them, turn with the rounding of a processor.
+    # The Cholesky factor is unique; eigenvectors, and draws from them, depend on the rounding of the processor.
     factor = np.linalg.cholesky(rates.covariance + FIXED * np.eye(len(rates.log_rates)))
     draws = rates.log_rates + rng.standard_normal((NUM_DRAWS, len(factor))) @ factor.T
     seconds = np.stack([iteration_seconds(draw, case) for draw in draws])

@@ -226,7 +226,7 @@ def _without_log(case: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_measured(path: Path, name: str) -> dict[str, Any]:
-    """What an earlier run of an evaluation measured, by kind of study, from the file that keeps it."""
+    """Measurements of an earlier run of an evaluation, by kind of study, from its file."""
     hint = f"delete it, and `paceline evaluate {name} --measured {path}` writes it anew"
     try:
         kept: dict[str, Any] = json.loads(read_text(path))

@@ -87,7 +87,7 @@ def judge_one_host(points: GptPoints, *, seed: int = 0) -> Judged:
 
 
 def judge_many_hosts(one_host: GptPoints, many: GptPoints, *, seed: int = 0) -> Judged:
-    """One host's calibration and five points beyond it predict the rest, over repeated choices of the five."""
+    """Predict points of many hosts from one host's calibration and five of the points, for repeated choices of five."""
     rng = np.random.default_rng(seed)
     rates = fit_rates(*one_host.take(np.arange(len(one_host.seconds))))
     parts = []
@@ -121,7 +121,7 @@ def _one_host_rates() -> Rates:
 
 
 def judge_command() -> Judged:
-    """What `paceline transformer` answers for every point beyond one host, with the points of its shape left out.
+    """Judge `paceline transformer` on every point beyond one host, with all points of the same shape left out.
 
     A point that does not fit into memory is refused, as the command refuses it.
     """

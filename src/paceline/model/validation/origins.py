@@ -135,7 +135,7 @@ def judge_origins(series: Sequence[Series]) -> list[Task]:
 
 
 def _with_intervals(judged: Sequence[tuple[str, list[Task]]]) -> list[Task]:
-    """The same with the discrepancy of the other campaigns."""
+    """The tasks with intervals from the discrepancy of the other campaigns."""
     tasks = []
     for name, mine in judged:
         coefficients = _coefficients([task for other, group in judged if other != name for task in group])
@@ -153,7 +153,7 @@ def _coefficients(tasks: Sequence[Task]) -> Floats:
 
 
 def learnt(series: Sequence[Series]) -> Population:
-    """What ships: the prior of all series, the discrepancy of campaigns that were left out, the supported distance."""
+    """The shipped population: prior of all series, discrepancy of left-out campaigns, supported distance."""
     judged = _left_out(series)
     coefficients = _coefficients([task for _, group in judged for task in group])
     population = learn([one for one in series if one.has_one_batch])

@@ -38,7 +38,7 @@ class Row:
     """One line of the table; errors are those of throughput."""
 
     group: str
-    """What kind of line it is: `situation`, `distance`, `largest point` or `other`."""
+    """Kind of the line: `situation`, `distance`, `largest point` or `other`."""
     name: str
     points: int
     mean_error: float

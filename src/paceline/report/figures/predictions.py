@@ -181,7 +181,7 @@ def _totals(bars: Sequence[tuple[str, Prediction]]) -> Figure:
 
 
 def simulated_shares(runs: Sequence[Simulated]) -> Figure:
-    """One bar per number of devices, as long as its mean step, by where the time goes; a mark at the predicted step."""
+    """One bar per number of devices: its mean step, divided into parts; a mark at the predicted step."""
     shown = list(runs)[::-1]
     labels = [f"{run.devices:,}" for run in shown]
     traces = [_share(name, shown, labels) for name in SHARE_ROLES if any(name in run.shares for run in shown)]

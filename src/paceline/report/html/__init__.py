@@ -1,4 +1,4 @@
-"""One self-contained HTML page: of a campaign, or of figures alone; nothing comes from the network."""
+"""One self-contained HTML page of a campaign, or of figures; it loads nothing from the network."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def _hang_lines(hang: Hang) -> list[str]:
     if hang.culprits:
         return [*lines, f"  who hangs: rank {_listed(hang.culprits)}"]
     if hang.no_dump:
-        return [*lines, "  who hangs cannot be told: give the dumps of all ranks"]
+        return [*lines, "  the hanging rank is not known: give the dumps of all ranks"]
     blocked = bool(hang.missing or hang.other)
     why = "the missing ranks wait in another collective" if blocked else "all ranks entered it: suspect the link"
     return [*lines, f"  {why}"]
@@ -161,7 +161,7 @@ def show_fabric(verdict: FabricVerdict, *, slurm: bool) -> None:
 
 
 def fabric_document(verdict: FabricVerdict) -> dict[str, Any]:
-    """The same as plain data."""
+    """The verdict as plain data."""
     hosts = [{**vars(host), "share": host.share, "status": host.status} for host in verdict.hosts]
     whole = verdict.whole
     link = {"transport": whole.test.path, "operation": whole.test.operation, "ranks": whole.test.ranks,

@@ -150,7 +150,7 @@ def _last(curve: Curve, first: Curve) -> list[str]:
 
 
 def show_changed(before: Curve, after: Curve, changes: Sequence[str]) -> None:
-    """The same prediction before and after a change, side by side."""
+    """Show a prediction before and after a change, side by side."""
     pairs = list(zip(before.predictions, after.predictions, strict=True))
     rows = [
         (
@@ -222,7 +222,7 @@ def _plot_lines(predictions: Sequence[Prediction], names: Sequence[str] = ()) ->
 
 
 def show_simulated(label: str, runs: Sequence[Simulated], how: dict[str, str]) -> None:
-    """Steps as predicted and as simulated, and where the time goes."""
+    """Show predicted and simulated steps, and the parts of their time."""
     asynchronous = any(run.staleness is not None for run in runs)
     columns = [">devices", ">predicted step", ">simulated step", ">samples/s", ">lost"]
     columns += [">staleness", ">servers busy"] if asynchronous else [">50 %", ">90 %", ">99 % of steps"]

@@ -106,7 +106,7 @@ def show_checks(checks: Sequence[Check]) -> None:
 
 
 def show_caches(folders: Sequence[CacheFolder]) -> None:
-    """Where caches are, how large, and what each holds."""
+    """Show the folders of caches, their sizes and contents."""
     rows = [(f.name, BYTES.format(float(f.size_bytes)), f"{f.num_files:,}", f.holds) for f in folders]
     title = f"Caches in {folders[0].path.parent}; `paceline clean NAME` clears one"
     print_rows(title, ["cache", ">size", ">files", "holds"], rows)

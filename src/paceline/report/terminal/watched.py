@@ -20,7 +20,7 @@ BLAMED = {
     "data-parallel rank": "look at its samples (longer than those of the others?) and at its hosts",
 }
 LINK_BLAMED = "look at the links that it uses"
-"""Where most of it is communication."""
+"""Advice if most of the loss is communication."""
 DELAYED = "`first-op` waits for the batch, other operations for the host that launches them"
 CLOCKS_DIFFER_S = 0.002
 """Ends of one collective on two ranks are nearer to each other than that, on one clock."""
@@ -58,7 +58,7 @@ EXCHANGES = {
     ),
     "unused": (": it looks for unused parameters", "find_unused_parameters=False, as every parameter is used"),
 }
-"""By reason: what exposes the exchange, and what to do."""
+"""For each reason: what exposes the exchange, and what to do."""
 STALL_ADVICE = {
     "io": "more loader workers or a longer prefetch, or look at the storage at these steps",
     "other": "look at what the loop does at these steps: logging, evaluation, checkpoints",
@@ -67,7 +67,7 @@ STALL_ADVICE = {
 
 
 def verdict_lines(judgement: StepVerdict, campaign: str, launcher: str = "watch") -> Iterator[str]:
-    """Where the time goes, and what lengthens it, of steps that were watched or imported."""
+    """The verdict on watched or imported steps: their parts, and what lengthens them."""
     ranks = "1 rank" if judgement.num_ranks == 1 else f"{judgement.num_ranks} ranks"
     step = SECONDS.format(judgement.step_s)
     did = "imported" if launcher == "import" else "watched"
@@ -111,7 +111,7 @@ def replay_lines(replay: Mapping[str, Any]) -> Iterator[str]:
         yield f"  delays between operations cost {share} of the time; by the delays of {', '.join(parts)}; {DELAYED}"
     if replay["clock_s"] > CLOCKS_DIFFER_S:
         yield (f"note: the clocks of the ranks differ by about {SECONDS.format(replay['clock_s'])}, by the ends of "
-               "collectives: put start_ts on one clock, else who is to blame is not known")  # fmt: skip
+               "collectives: put start_ts on one clock, otherwise the slow rank is not known")  # fmt: skip
     if replay.get("unpaired"):
         yield (f"note: {replay['unpaired']} sends and receives lack their computation or their peer: some operations "
                "were not recorded, and the replay is wrong by what they take")  # fmt: skip
@@ -147,7 +147,7 @@ def alert_line(alert: Mapping[str, Any]) -> str:
 
 
 def title_of(cause: StepCause) -> str:
-    """Who, where, since when, for how long."""
+    """The title of a cause: rank, phase, onset and duration."""
     who = "" if cause.rank is None else f"{_ranks(cause)} "
     named = PHASE_WORDS.get(cause.phase, cause.phase)
     where = named if cause.phase in ("other", "step") else f"in {named}"
@@ -188,7 +188,7 @@ def _cost(cause: StepCause) -> str:
 
 
 def advice_for(cause: StepCause) -> str:
-    """What to do about it."""
+    """The advice for a cause."""
     if cause.kind == "stalls":
         default = "look at what runs on the host at these steps: daemons, other jobs, garbage collection"
         return STALL_ADVICE.get(cause.phase, default)

@@ -1,8 +1,8 @@
-"""The choice of a strategy: the model ranks candidate strategies by measured costs, and the reason is one sentence.
+"""Choice of a strategy: the model ranks candidate strategies by measured costs; one sentence states the reason.
 
-Links are measured between any two hosts (neighbours only, if there are many) and between two ranks of each: a small and
-a large message go back and forth. Hosts whose link is nearly as fast as the fastest of all are one site; groups are
-divided between sites only.
+Links are measured between every two hosts (only neighbours, if there are many) and between two ranks of each host: a
+small and a large message go back and forth. Hosts whose link is nearly as fast as the fastest link form one site.
+Groups are divided between sites only.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ __all__ = [
 ]
 
 SMALL, LEAST_LARGE, LARGE = 1 << 10, 1 << 18, 1 << 20
-MANY = 8
+MANY_HOSTS = 8
 """Number of hosts above which only neighbours are measured."""
-SEAM = 4.0
-"""A link this much slower than the fastest one separates sites."""
-WITHIN = (1e10, 1e-5)
-"""Bandwidth and latency where a host has one rank, so that nothing was measured inside it."""
+SITE_FACTOR = 4.0
+"""A link that is slower than the fastest link by this factor separates two sites."""
+INSIDE_HOST = (1e10, 1e-5)
+"""Assumed bandwidth and latency inside a host with one rank, where nothing can be measured."""
 
 LinkRate = tuple[float, float]
-"""Bandwidth and latency."""
+"""Bandwidth in bytes per second, and latency in seconds."""
 Timing = tuple[float, float]
-"""Seconds of a small and of a large message, one way."""
+"""One-way times of a small and of a large message, in seconds."""
 
 GAIN = 1.1
 """Minimum predicted gain of another candidate, because a change has a cost and measurements are noisy."""
-LIKE = 1.25
-"""Devices whose costs per sample are within this factor are of one kind."""
+KIND_FACTOR = 1.25
+"""Devices whose costs per sample differ by less than this factor count as one kind."""
 
 
 @dataclass(frozen=True)
 class Links:
-    """Each rank's site, and its links inside and out of it."""
+    """The site of each rank, and the links of the rank inside its site and to other sites."""
 
     sites: tuple[str, ...]
     inside: tuple[LinkRate, ...]
@@ -57,19 +57,19 @@ class Links:
 
 
 def pairs_of(addresses: Sequence[str]) -> list[tuple[int, int]]:
-    """The ranks between which messages are timed."""
+    """Pairs of ranks between which messages are timed."""
     hosts: dict[str, list[int]] = {}
     for rank, address in enumerate(addresses):
         hosts.setdefault(address, []).append(rank)
     inside = [(ranks[0], ranks[1]) for ranks in hosts.values() if len(ranks) > 1]
     first = [ranks[0] for ranks in hosts.values()]
-    if len(first) > MANY:
+    if len(first) > MANY_HOSTS:
         return inside + [(first[i], first[(i + 1) % len(first)]) for i in range(len(first))]
     return inside + [(one, other) for i, one in enumerate(first) for other in first[i + 1 :]]
 
 
 def large_message(gradient_bytes: float) -> int:
-    """Bytes of the large message: at most the gradients, and enough to measure a bandwidth."""
+    """Size of the large message in bytes: at most the gradients, but enough to measure a bandwidth."""
     return int(min(LARGE, max(LEAST_LARGE, gradient_bytes)))
 
 
@@ -84,7 +84,7 @@ def links_from(addresses: Sequence[str], timings: dict[tuple[int, int], Timing],
         for site in {here, there}:
             (inside if here == there else between).setdefault(site, []).append(cost)
     sites = tuple(site_of[address] for address in addresses)
-    within = {site: _worst(inside.get(site, [WITHIN])) for site in set(sites)}
+    within = {site: _worst(inside.get(site, [INSIDE_HOST])) for site in set(sites)}
     out = {site: _worst(between[site]) if site in between else within[site] for site in set(sites)}
     return Links(sites, tuple(within[site] for site in sites), tuple(out[site] for site in sites))
 
@@ -99,11 +99,11 @@ def _worst(costs: Sequence[LinkRate]) -> LinkRate:
 
 
 def _sites(addresses: Sequence[str], costs: dict[tuple[int, int], LinkRate]) -> dict[str, str]:
-    """Each host's site, named by its first host."""
+    """The site of each host; the first host of a site gives the site its name."""
     site = {address: address for address in addresses}
     fastest = max((bandwidth for bandwidth, _ in costs.values()), default=0.0)
     for (one, other), (bandwidth, _) in costs.items():
-        if bandwidth * SEAM >= fastest and len(costs) > 1:
+        if bandwidth * SITE_FACTOR >= fastest and len(costs) > 1:
             old, new = site[addresses[other]], site[addresses[one]]
             site = {address: new if where == old else where for address, where in site.items()}
     return site
@@ -126,25 +126,25 @@ class Choice:
     groups: tuple[tuple[int, ...], ...]
     """Ranks of each group; one group is synchronous training."""
     samples: tuple[int, ...]
-    """Of a step of each group."""
+    """Samples in one step of each group."""
     local_steps: int
     quorum: int
     predicted_throughput: float
     reason: str
 
     def plain(self) -> dict[str, Any]:
-        """As JSON data."""
+        """The choice as JSON data."""
         return asdict(self)
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Choice:
-        """From JSON data."""
+        """The choice from JSON data."""
         groups = tuple(tuple(group) for group in plain["groups"])
         return cls(**{**plain, "groups": groups, "samples": tuple(plain["samples"])})
 
     @property
     def arrangement(self) -> tuple[object, ...]:
-        """Groups, local steps and quorum: ranks train differently if these change."""
+        """Groups, local steps and quorum: if one of them changes, ranks have to regroup or be retuned."""
         return (self.groups, self.local_steps, self.quorum)
 
 
@@ -154,7 +154,7 @@ def one_group(size: int, batch: int, reason: str = "nothing measured yet") -> Ch
 
 
 def choose(measured: Measured, batch: int, *, present: Choice, may_split: bool = True) -> Choice:
-    """The best candidate with all ranks; the present one unless another is clearly better."""
+    """The best candidate that uses all ranks; the present strategy unless the best is better by `GAIN`."""
     members = _members(measured, batch)
     ranked = [
         candidate
@@ -186,17 +186,17 @@ def _members(measured: Measured, batch: int) -> list[PlannedDevice]:
 
 
 def _each(measured: Measured, batch: int) -> list[float]:
-    """Seconds per sample of each rank in an equal share of the batch, its constant part included."""
+    """Seconds per sample of each rank at an equal share of the batch, including the constant cost of a step."""
     share = max(1, batch // len(measured.costs))
     return [cost.seconds(share) / share for cost in measured.costs]
 
 
 def _kinds(each: Sequence[float]) -> list[str]:
-    """Names for devices of like speed: each begins where the next faster one is more than a factor away."""
+    """Name the kind of each device: a new kind begins where the next faster one differs by more than `KIND_FACTOR`."""
     order = sorted(range(len(each)), key=lambda i: each[i])
     names, kind = [""] * len(each), 0
     for before, index in zip([order[0], *order], order, strict=False):
-        kind += each[index] > LIKE * each[before]
+        kind += each[index] > KIND_FACTOR * each[before]
         names[index] = f"kind {kind}"
     return names
 

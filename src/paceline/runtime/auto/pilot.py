@@ -1,8 +1,8 @@
-"""The pilot chooses the strategy: it measures the first steps, asks the model, and repeats this when conditions drift.
+"""The pilot chooses the strategy: it measures the first steps, asks the model, and repeats both when costs drift.
 
-One group:       every few steps the first rank compares the time of a step with what it was after the last decision;
-                 if it has changed, or stragglers came or went, links are measured anew and the model is asked again.
-Several groups:  each tells the syncer what its samples and its exchange cost; the first group compares.
+One group:       every few steps the first rank compares the step time with the step time after the last decision. If
+                 it has changed, or the share of straggling steps has, links are measured and the model is asked again.
+Several groups:  each group reports the cost of its samples and of its exchange to the syncer; the first group compares.
 """
 
 from __future__ import annotations
@@ -38,38 +38,38 @@ __all__ = ["NoPilot", "Pilot", "measure_links"]
 EVERY = 8
 """Number of steps between two checks."""
 DRIFT = 1.25
-"""Ratio to the former step that triggers a new plan."""
+"""Ratio of the step time to the step time after the last decision that triggers a new plan."""
 DRIFT_OF_LINK = 2.0
-"""The same for an exchange with the syncer, which varies more."""
+"""The same ratio for an exchange with the syncer, whose time varies more."""
 FIRST = GROUP_NAME.format(0)
 STRAGGLING = 0.03
 """Share of straggling steps that triggers a new plan."""
 
 
 class NoPilot:
-    """A pilot that keeps the launched strategy."""
+    """A pilot that keeps the strategy of the launch."""
 
     regroups = False
     reasons: Sequence[str] = ()
 
     def look(self, session: GroupSession, seconds: float, *, step: int, may_split: bool) -> Choice | None:
-        """Nothing is to change."""
+        """None: the strategy does not change."""
         return None
 
     def status(self, session: GroupSession, seconds: float) -> GroupStatus | None:
-        """Nothing to report."""
+        """None: there is no report."""
         return None
 
     def retune(self, client: SyncerClient, address: str) -> Listener | None:
-        """Nothing is to change."""
+        """None: the strategy does not change."""
         return None
 
     def merged(self) -> None:
-        """Groups that were launched separately stay separate."""
+        """No effect: groups that were launched separately stay separate."""
 
 
 class Pilot:
-    """The decisions of one process; ranks of a view agree, because the first rank broadcasts its decision."""
+    """The decisions of one process. The first rank broadcasts its decision, so that all ranks of a view agree."""
 
     regroups = True
 
@@ -77,15 +77,15 @@ class Pilot:
         self._batch = batch
         self.choice: Choice | None = None
         self.reasons: list[str] = []
-        """Of every decision, in order; on the rank that decided."""
+        """The reason of every decision, in order; filled on the rank that decided."""
         self._recent: list[float] = []
         self._usual: float | None = None
-        """Seconds of a step, or of an exchange, after the last decision."""
+        """Seconds of a step, or of an exchange with the syncer, after the last decision."""
         self._measured: Measured | None = None
         self._grouping: tuple[tuple[int, ...], ...] = ()
 
     def look(self, session: GroupSession, seconds: float, *, step: int, may_split: bool) -> Choice | None:
-        """After a step of one group: the choice, if ranks are to train differently from now on."""
+        """Called after each step of one group: the new choice, or None if the strategy stays."""
         self._recent.append(seconds)
         if session.size == 1 or step % EVERY:
             return None
@@ -97,7 +97,7 @@ class Pilot:
         return self._decide(session, links, may_split=may_split)
 
     def _due(self, session: GroupSession) -> bool:
-        """Whether a decision is due: none was made for these ranks, or conditions have changed."""
+        """Whether a decision is due: there is none for these ranks yet, or the costs have changed."""
         if self.choice is None or len(self.choice.groups[0]) != session.size or self._measured is None:
             return True
         now, self._recent = statistics.median(self._recent), []
@@ -120,28 +120,28 @@ class Pilot:
         return self.choice if self.choice.arrangement != present.arrangement else None
 
     def merged(self) -> None:
-        """All ranks are one group again; reset the measurements."""
+        """Reset the measurements, because all ranks are one group again."""
         self.choice, self._usual, self._recent = None, None, []
 
     def status(self, session: GroupSession, seconds: float) -> GroupStatus | None:
-        """The report of a group to the other groups."""
+        """What this group reports to the other groups."""
         balance = session.balance
         costs = tuple((cost.a, cost.b) for cost in balance.costs()) if balance.plain() else None
         return GroupStatus(costs, tuple(balance.straggling()), seconds, session.size)
 
     def retune(self, client: SyncerClient, address: str) -> Listener | None:
-        """On the first group's speaker: retune all groups if that is better, or call them to the listener returned."""
+        """On the first rank of the first group: retune all groups, or return the listener at which all ranks merge."""
         choice = self.better_choice(client.statuses) if client.where.group == FIRST else None
         if choice is None:
             return None
-        # The listener before the appointment: a group that hears of it may connect at once.
+        # The listener is opened before the other groups are told: a group may connect as soon as it is told.
         listener = open_listener(address) if choice.groups != self._grouping else None
         merge_at = listener.endpoint if listener else None
         client.retune(local_steps=choice.local_steps, quorum=choice.quorum, merge_at=merge_at)
         return listener
 
     def better_choice(self, statuses: Mapping[str, GroupStatus | None]) -> Choice | None:
-        """A better choice than the present one, from the reports of all groups."""
+        """A better choice than the present one, computed from the reports of all groups; None if there is none."""
         present, measured = self.choice, self._measured
         if present is None or measured is None:
             return None
@@ -173,7 +173,7 @@ class Pilot:
 
 
 def _has_spoken(status: GroupStatus) -> bool:
-    """Whether a group has reported the cost of its samples and of an exchange, known after its second exchange."""
+    """Whether a group has reported the costs of its samples and of an exchange; it knows them after two exchanges."""
     return bool(status.costs) and status.seconds > 0
 
 
@@ -182,7 +182,7 @@ def _most_late(straggling: Sequence[tuple[float, float]]) -> float:
 
 
 def _updated(measured: Measured, present: Choice, groups: Sequence[GroupStatus], *, slower: float) -> Measured:
-    """What was measured, with the groups' present costs, and links as much slower as their exchange has become."""
+    """The measurements with the present costs of the groups, and with links slowed by as much as the exchanges."""
     costs, late = list(measured.costs), list(measured.straggling)
     for ranks, status in zip(present.groups, groups, strict=True):
         for rank, (a, b), straggling in zip(ranks, status.costs or (), status.straggling, strict=False):
@@ -196,14 +196,14 @@ def _updated(measured: Measured, present: Choice, groups: Sequence[GroupStatus],
 
 
 def _differs(now: Measured, then: Measured, slower: float) -> bool:
-    """Whether the cost of a rank or of the links has changed."""
+    """Whether the cost of a rank or of the links has changed since `then`."""
     pairs = zip(now.costs, then.costs, strict=True)
     drifted = any(not old.b / DRIFT < new.b < old.b * DRIFT for new, old in pairs)
     return drifted or not 1 / DRIFT_OF_LINK < slower < DRIFT_OF_LINK
 
 
 def measure_links(wire: Wire, addresses: Sequence[str], *, gradient_bytes: float) -> Links:
-    """Time all pairs, one after the other; every rank calls this and gets the same answer."""
+    """Time messages between all pairs, one pair after the other. All ranks call this and get the same result."""
     pairs, large = pairs_of(addresses), large_message(gradient_bytes)
     times = torch.zeros(len(pairs), 2, dtype=torch.float64)
     for index, (one, other) in enumerate(pairs):

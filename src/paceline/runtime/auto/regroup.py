@@ -1,13 +1,15 @@
-"""Regrouping of running processes: from one group to several and back.
+"""Regrouping of running processes: splits one group into several, and merges several groups into one.
 
-Each group's first rank opens the listener at which its group meets and starts a shard of the syncer beside it; all
-ranks learn the endpoints over the wire of the group that they are about to leave. The way back is an appointment made
-through the syncer: no group gets fresh samples, and when the last one has handed in its progress all meet again.
+Split: the first rank of each new group opens the listener of its group and starts a shard of the syncer on its host.
+All ranks learn the endpoints through the old group before they leave it. Merge: the first group announces the
+endpoint of
+the merged group through the syncer. The syncer then leases no further samples; when the last group has pushed its
+progress, all ranks connect to that endpoint.
 
-A rank that is started again while there are several groups finds its own in a file beside the job's roster, which the
-first rank writes at the split and removes at the merge. Each group keeps a roster of its own. A rank whose group still
-runs joins it; one whose group failed with it begins the group anew, with the parameters that are common now and with
-fresh samples: the syncer leases again what the failed group had.
+A rank that is restarted while there are several groups finds its group in a file beside the roster of the job. The
+first rank writes this file at a split and removes it at a merge. Each group also has a roster of its own. The restarted
+rank joins its group if the group still runs. If all ranks of the group have failed, the group starts again with the
+present common parameters and with fresh samples; the syncer leases the samples of the failed group again.
 """
 
 from __future__ import annotations
@@ -55,21 +57,21 @@ __all__ = [
 ]
 
 SHARD_START_TIMEOUT = 20.0
-"""Seconds for a shard to listen: it imports numpy, on a host that trains at the same time."""
+"""Seconds until a started shard has to listen: it imports numpy on a host that trains at the same time."""
 SHARD_ANSWER_TIMEOUT = 1.0
 """Seconds for one attempt to reach a shard that starts."""
 SHARD_POLL = 0.05
 FULL_DISK_PAUSE = 1.0
-"""Seconds before a shard that could not write is started again, so that a full disk does not mean a busy loop."""
+"""Seconds before a shard that could not write is restarted, so that a full disk does not cause a busy loop."""
 MOVE_TIMEOUT = 20.0
-"""Seconds for the rendezvous of the ranks: all were connected a moment ago, so a missing rank has failed."""
+"""Timeout of the rendezvous in seconds. All ranks were connected a moment ago, so a missing rank has failed."""
 GROUP_NAME = "group{}"
-"""Of each group, by its number."""
+"""Name of a group, from its number."""
 
 
 @dataclass(frozen=True)
 class Listener:
-    """The listener at which a group rendezvouses; the process that opened it leads."""
+    """The listener at which the ranks of a group connect; the process that opened it becomes the leader."""
 
     server: socket.socket
     endpoint: Endpoint
@@ -77,11 +79,11 @@ class Listener:
 
 @dataclass(frozen=True)
 class GroupAssignment:
-    """One group after a split, as the file beside the roster says it; the secret is not in it."""
+    """One group after a split, as written to the file beside the roster; without the secret of the job."""
 
     group: str
     addresses: dict[str, str]
-    """Of each of its ranks, by the number that the launcher gave."""
+    """Address of each rank of the group; the keys are the ranks that the launcher assigned."""
     meet: Endpoint
     shards: tuple[Endpoint, ...]
     local_steps: int
@@ -89,17 +91,17 @@ class GroupAssignment:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> GroupAssignment:
-        """From JSON data."""
+        """The assignment from JSON data."""
         shards = tuple((str(host), int(port)) for host, port in plain["shards"])
         return cls(**{**plain, "meet": (str(plain["meet"][0]), int(plain["meet"][1])), "shards": shards})
 
     def membership(self, secret: bytes) -> GroupMembership:
-        """The same for a process that holds the secret."""
+        """The membership in this group, for a process that has the secret."""
         return GroupMembership(self.group, self.shards, secret, self.local_steps, self.share)
 
 
 def open_listener(address: str) -> Listener:
-    """Listen on the job's interface."""
+    """Open a listener on a free port of this address."""
     server = socket.create_server((address, 0), backlog=128)
     return Listener(server, (address, int(server.getsockname()[1])))
 
@@ -107,7 +109,7 @@ def open_listener(address: str) -> Listener:
 def split_groups(
     session: GroupSession, member: Member, choice: Choice, timeouts: Timeouts, *, roster: Path | None
 ) -> tuple[Member, GroupMembership]:
-    """Take part in one of several groups; all ranks of the session call this."""
+    """Split the ranks of a session into groups and join the group of this rank; all ranks of the session call this."""
     number = next(index for index, group in enumerate(choice.groups) if session.rank in group)
     group, address = choice.groups[number], member.peer.address
     listener = open_listener(address) if session.rank == group[0] else None
@@ -115,7 +117,7 @@ def split_groups(
     if listener is not None:
         shard = _start_shard(number, address, choice, member.secret)
         ports[number] = torch.tensor([listener.endpoint[1], shard])
-    # Also a barrier: no rank leaves the old group before all listeners and shards exist.
+    # This sum is also a barrier: no rank leaves the old group before all listeners and shards exist.
     session.wire.all_reduce(ports)()
     assignments = _assignments(session.peers, choice, ports.tolist())
     if session.rank == 0:
@@ -130,7 +132,7 @@ def split_groups(
 def merge_groups(
     member: Member, meet: Endpoint, listener: Listener | None, size: int, timeouts: Timeouts, *, roster: Path | None
 ) -> Member:
-    """The same process in the one group of all `size` ranks; `listener` is given on the process that opened it."""
+    """Join the merged group of all `size` ranks; `listener` is given on the process that opened it."""
     if listener is not None:
         path = _groups_file(roster)
         if path is not None:
@@ -139,7 +141,8 @@ def merge_groups(
 
 
 def join_again(context: LaunchContext, assignment: GroupAssignment, timeouts: Timeouts) -> Member:
-    """Join a running group; if none of its members is left, its first rank starts it again."""
+    """Join the group to which this restarted rank was assigned; if none of its members is left, its first rank starts
+    the group again."""
     assert context.secret is not None, "a job with a roster has a secret"
     secret, roster = context.secret, _group_roster(context.roster, assignment.group)
     own = f"rank{context.rank}-{secrets.token_hex(3)}"
@@ -154,7 +157,7 @@ def join_again(context: LaunchContext, assignment: GroupAssignment, timeouts: Ti
 
 
 def assignment_of(context: LaunchContext) -> GroupAssignment | None:
-    """The group of a rank that was started again; None if the ranks are one group, or this is the first start."""
+    """The group of a restarted rank; None if all ranks are one group, or if this is the first start of the rank."""
     path = _groups_file(context.roster)
     if not context.late or path is None:
         return None
@@ -165,7 +168,7 @@ def assignment_of(context: LaunchContext) -> GroupAssignment | None:
 
 
 def _assignments(peers: Sequence[Peer], choice: Choice, ports: Sequence[Sequence[int]]) -> list[GroupAssignment]:
-    """The assignment of ranks to groups; `ports` are those of each group's listener and shard."""
+    """The assignment of ranks to groups; `ports` has the ports of the listener and of the shard of each group."""
     hosts = [peers[ranks[0]].address for ranks in choice.groups]
     shards = tuple((host, shard) for host, (_, shard) in zip(hosts, ports, strict=True))
     return [
@@ -184,20 +187,20 @@ def _assignments(peers: Sequence[Peer], choice: Choice, ports: Sequence[Sequence
 def _move(
     member: Member, meet: Endpoint, listener: Listener | None, *, size: int, timeouts: Timeouts, roster: Path | None
 ) -> Member:
-    """Join the group that rendezvouses at a listener."""
+    """Leave the present group and join the group that meets at this endpoint."""
     own = listener or open_listener(member.peer.address)
     peer = replace(member.peer, port=own.endpoint[1])
     timeouts = replace(timeouts, join=min(timeouts.join, MOVE_TIMEOUT))
     moved = Member(own.server, member.secret, peer=peer, timeouts=timeouts, session=member.session)
-    # Left before the new group is joined: the old leader must not wait for the reports of ranks that are gone.
+    # The old group is left first: otherwise its leader would wait for reports of ranks that have moved.
     member.leave()
     moved.start(meet, first=size if listener is not None else None)
-    moved.roster = roster  # not before: what it says now is of a group that nobody is in any more
+    moved.roster = roster  # set only now: until the join the file describes a group without members
     return moved
 
 
 def _start_shard(index: int, address: str, choice: Choice, secret: bytes) -> int:
-    """Start a shard as a child process and return its port; it ends when all groups have left it."""
+    """Start a shard as a child process and return its port; the shard ends when all groups have left it."""
     folder = Path(tempfile.mkdtemp(prefix="paceline-shard-"))
     with socket.create_server((address, 0)) as probe:
         port = int(probe.getsockname()[1])
@@ -234,15 +237,15 @@ def _await_answer(address: str, port: int, secret: bytes) -> None:
 
 
 def _group_roster(roster: Path | None, group: str) -> Path | None:
-    """The roster of one group."""
+    """The path of the roster of one group."""
     return roster.with_name(f"{roster.stem}-{group}.json") if roster is not None else None
 
 
 def _write_groups(roster: Path | None, groups: Sequence[GroupAssignment]) -> None:
-    """Write the assignment of ranks to groups, if the job has a folder."""
+    """Write the assignment of ranks to groups, if the job has a roster."""
     path = _groups_file(roster)
     if roster is not None and path is not None and path.parent.is_dir():
-        # Rosters of an earlier split belong to groups that no longer exist.
+        # Rosters of an earlier split describe groups that no longer exist.
         for old in path.parent.glob(f"{roster.stem}-*.json"):
             old.unlink(missing_ok=True)
         atomic_write(path, json.dumps([asdict(group) for group in groups]), durable=False)

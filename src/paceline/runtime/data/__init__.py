@@ -1,1 +1,1 @@
-"""What a rank computes on: samples of each step, loaded in the loop or by prefetching workers."""
+"""Input of a rank: the samples of each step, loaded in the training loop or by prefetching workers."""

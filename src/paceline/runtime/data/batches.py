@@ -1,4 +1,4 @@
-"""A batch as the training loop gets it, and a dataset that is loaded in the loop."""
+"""The batch that the training loop receives, and datasets whose samples are loaded in the loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Batch", "InLoop", "Loaded", "Samples", "Source", "as_batch", "order_
 
 
 class Samples(Sized, Protocol):
-    """A dataset: how many samples, and one by its index."""
+    """A map-style dataset: it has a length, and returns a sample by its index."""
 
     def __getitem__(self, index: int) -> Any:
         """One sample."""
@@ -29,65 +29,65 @@ class Samples(Sized, Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """What a rank computes on next."""
+    """The samples on which a rank computes next."""
 
     inputs: Any
     targets: Any
-    """None where a sample is not a pair."""
+    """The second part of each sample; None if samples are not pairs."""
     indices: np.ndarray
-    """Which samples of the dataset these are; of streams, the shard and the place in it of each."""
+    """Indices of the samples in the dataset; for streams, the shard of each sample and its place in the shard."""
 
     def __iter__(self) -> Iterator[Any]:
-        """Inputs and targets, or all parts of samples that are no pairs, as a loader gives them."""
+        """Inputs and targets, or all parts if samples are not pairs, as from a DataLoader."""
         parts = isinstance(self.inputs, list | tuple) and self.targets is None and len(self.inputs) > 2
         return iter(self.inputs if parts else (self.inputs, self.targets))
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """Samples that were put together, and what that cost."""
+    """Collated samples, and the time that loading them took."""
 
     content: Any
     waited: float
-    """Seconds that the training loop stood still for them."""
+    """Seconds for which the training loop waited for the samples."""
     work: float
-    """Seconds between two such batches that the loader needs when it never pauses."""
+    """Seconds per batch of a loader that never has to wait."""
     beside: bool
-    """Whether they were loaded while the loop computed."""
+    """Whether the samples were loaded while the loop computed."""
 
 
 class Source(Protocol):
-    """Where batches come from, in the order in which they are expected."""
+    """A source of batches, which it returns in the order in which they were expected."""
 
     num_samples: int
     ahead: int
-    """Batches that are under way before they are taken."""
+    """Number of batches that are loaded before they are taken."""
     kept: tuple[Stateful, ...]
-    """What checkpoints and late joiners get of it."""
+    """State of the source that checkpoints contain and late joiners receive."""
 
     def order(self, *, seed: int, epoch: int) -> np.ndarray:
-        """The samples of an epoch in the order in which they are used, the same on all ranks."""
+        """Indices of the samples of an epoch in the order of use; equal on all ranks."""
         ...
 
     def expect(self, indices: np.ndarray) -> None:
-        """These samples are taken after all that were expected before."""
+        """Announce the samples of the next batch; batches are taken in the order in which they were announced."""
         ...
 
     def forget(self) -> None:
-        """What was expected and not taken is not wanted any more."""
+        """Cancel all batches that were announced and not taken."""
         ...
 
     def take(self) -> Loaded:
-        """The next expected batch."""
+        """Return the next announced batch."""
         ...
 
     def close(self) -> None:
-        """No batch is taken for now."""
+        """Release what the source holds; it may be used again."""
         ...
 
 
 class InLoop:
-    """A dataset whose samples are loaded when they are taken."""
+    """A source that loads the samples of a dataset when they are taken."""
 
     ahead = 0
     kept: tuple[Stateful, ...] = ()
@@ -102,15 +102,15 @@ class InLoop:
         return order_of(self._dataset, seed=seed, epoch=epoch)
 
     def expect(self, indices: np.ndarray) -> None:
-        """Remember which samples are next."""
+        """Note the samples of the next batch."""
         self._expected.append(indices)
 
     def forget(self) -> None:
-        """Nothing was loaded yet."""
+        """Drop the noted samples; none of them was loaded."""
         self._expected.clear()
 
     def take(self) -> Loaded:
-        """Load now."""
+        """Load the samples of the next batch."""
         began, indices = time.perf_counter(), self._expected.popleft()
         dataset, exactly = self._dataset, type(self._dataset) is TensorDataset  # a subclass may change its samples
         if self._collate is None and isinstance(dataset, TensorDataset) and exactly:
@@ -122,18 +122,18 @@ class InLoop:
         return Loaded(content, seconds, seconds, beside=False)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """No effect: this source holds nothing open."""
 
 
 def order_of(dataset: Samples, *, seed: int, epoch: int) -> np.ndarray:
-    """Any order will do for samples that are found by their number; those of shards stay together."""
+    """The order of an epoch: random, but a dataset of shards keeps the samples of each shard together."""
     if isinstance(dataset, ShardedSamples):
         return dataset.epoch_order(seed=seed, epoch=epoch)
     return epoch_order(len(dataset), seed=seed, epoch=epoch)
 
 
 def as_batch(content: Any, indices: np.ndarray, device: torch.device) -> Batch:
-    """What a collate function has made, on the device: a pair is inputs and targets, anything else is the inputs."""
+    """A collated batch on the device: a pair is inputs and targets, anything else is the inputs."""
     content = _each(content, lambda part: _moved(part, device))
     if isinstance(content, list | tuple) and len(content) == 2:
         return Batch(content[0], content[1], indices)
@@ -141,7 +141,7 @@ def as_batch(content: Any, indices: np.ndarray, device: torch.device) -> Batch:
 
 
 def pinned(content: Any) -> Any:
-    """In memory from which a GPU can copy by itself; as it is where there is none."""
+    """A collated batch in pinned memory, from which a GPU copies asynchronously; unchanged without a GPU."""
     if not torch.cuda.is_available():
         return content
     return _each(content, lambda part: part.pin_memory() if hasattr(part, "pin_memory") else part)
@@ -152,7 +152,7 @@ def _moved(part: Any, device: torch.device) -> Any:
 
 
 def _each(content: Any, change: Callable[[Any], Any]) -> Any:
-    """What a collate function has made, with every part that can be moved changed."""
+    """A collated batch with `change` applied to every tensor in it."""
     if isinstance(content, torch.Tensor):
         return change(content)
     if isinstance(content, dict):

@@ -1,8 +1,8 @@
-"""The samples of each step: decided as far ahead as any rank prefetches, loaded, and handed to the training loop.
+"""The samples of each step: shares are decided as far ahead as any rank prefetches, loaded, and given to the loop.
 
 Every rank decides the same shares at the same step from the same numbers. With prefetching, the shares of a step are
-decided before it begins, so that what workers have loaded is what the step takes. Whenever the group changes, steps
-that were decided and not committed are decided anew: their samples are those from the cursor on.
+decided before the step begins, so that the step uses exactly the samples that the workers have loaded. When the group
+changes, shares of steps that are not committed are decided again, for the samples from the cursor on.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from paceline.runtime.settings import Settings
 __all__ = ["AnySource", "Course", "Feed", "GroupSplit", "TrainingData", "source_of"]
 
 TrainingData: TypeAlias = Samples | ShardStreams | LoaderFactory
-"""What a user trains on: a dataset, streams, or a function that makes a DataLoader of either."""
+"""Training data: a dataset, streams, or a function that makes a DataLoader from either."""
 AnySource: TypeAlias = Source | StreamReader
 
 
 class Course(Protocol):
-    """The steps that come, as far as they are known."""
+    """The coming steps, as far as they are known."""
 
     def decided(self, position: Position) -> bool:
         """Whether there is a step at this position."""
         ...
 
     def next_size(self, position: Position) -> int:
-        """Its samples."""
+        """Samples of the step at this position."""
         ...
 
     def after(self, position: Position, size: int) -> Position:
-        """The position behind it."""
+        """The position after a step of `size` samples."""
         ...
 
 
 class GroupSplit(Protocol):
-    """Who takes which part of a step."""
+    """The split of a step between the ranks."""
 
     rank: int
     ahead: int
@@ -65,7 +65,7 @@ class _Decided:
 
 
 class Feed:
-    """The steps of one rank and their batches."""
+    """The coming steps of one rank, and their batches."""
 
     def __init__(self, source: Source, settings: Settings, device: torch.device) -> None:
         self._source, self._settings, self._device = source, settings, device
@@ -73,7 +73,7 @@ class Feed:
         self._steps: deque[_Decided] = deque()
 
     def next_attempt(self, course: Course, split: GroupSplit, position: Position, *, began: float) -> Attempt:
-        """The step at this position, and the decision about one that is further ahead."""
+        """The step at this position; also decides the shares of a step further ahead."""
         if self._split is not split or not self._steps or self._steps[0].position != position:
             self._source.forget()
             self._steps.clear()
@@ -97,10 +97,10 @@ class Feed:
             yield as_batch(loaded.content, chunk, self._device)
 
     def commit(self, attempt: Attempt) -> None:
-        """The position says by itself which samples are used."""
+        """No effect: the committed position determines which samples are used."""
 
     def close(self) -> None:
-        """No step comes for now; what was decided and not begun is decided anew."""
+        """Drop all decided steps; their shares are decided again when training continues."""
         self._steps.clear()
         self._source.forget()
         self._source.close()
@@ -110,7 +110,7 @@ class Feed:
         shares = split.balance.decide(size)
         order = self._source.order(seed=self._settings.seed, epoch=at.epoch)
         mine = share_of(order, at, shares, split.rank)
-        # A rank without samples gets some that do not count: its loop follows every step.
+        # A rank without a share gets samples with weight 0, because its loop has to run every step.
         chunks = chunked(mine, self._settings.chunk) or [np.zeros(0, dtype=np.int64)]
         for chunk in chunks:
             self._source.expect(chunk if len(chunk) else np.arange(min(2, self._source.num_samples)))
@@ -119,7 +119,7 @@ class Feed:
 
 
 def source_of(data: TrainingData, settings: Settings) -> AnySource:
-    """A dataset or streams are loaded in the loop, those of a factory's loader by its workers."""
+    """The source of batches: a dataset or streams are loaded in the loop, a DataLoader's samples by its workers."""
     if isinstance(data, DataLoader):
         raise InputError("a DataLoader chooses samples itself; Paceline needs a function that makes it", hint=EXPECTED)
     if isinstance(data, ShardStreams):
@@ -143,7 +143,7 @@ def source_of(data: TrainingData, settings: Settings) -> AnySource:
 
 
 def _made(factory: LoaderFactory, sampler: RankSampler) -> DataLoader[Any]:
-    """What a factory makes; one that takes no sampler is told so."""
+    """The DataLoader that the user's factory returns; refuses a factory that does not take a sampler."""
     try:
         inspect.signature(factory).bind(sampler)
     except TypeError as error:

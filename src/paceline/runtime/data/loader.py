@@ -1,7 +1,8 @@
-"""Batches from a `torch.utils.data.DataLoader` that the user's factory makes around the samples of this rank.
+"""Batches from a `torch.utils.data.DataLoader` that the user's factory makes for the samples of this rank.
 
-The loader asks for indices as far ahead as it prefetches, and gets those of the steps that are already decided. When
-the group changes, what was asked for and not used is dropped as it arrives: its samples are dealt out anew.
+The loader requests indices as far ahead as it prefetches, and gets the indices of steps that are already decided. When
+the group changes, requested batches that no step has used are dropped when they arrive; their samples are assigned
+again.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ __all__ = ["EndsWithRank", "LoaderFactory", "LoaderSource", "RankSampler", "chec
 
 log = logging.getLogger("paceline.runtime")
 EXPECTED = "def loaders(sampler): return DataLoader(dataset, batch_sampler=sampler, num_workers=4)"
-OFTEN = 3
-"""Times that workers were started again before that is mentioned."""
+WARN_AFTER = 3
+"""Number of restarts of workers after which a warning is logged."""
 
 
 class RankSampler:
-    """The batches of this rank, as a `batch_sampler` of a DataLoader; indices of the steps decided so far."""
+    """The `batch_sampler` of a DataLoader: indices of this rank's batches, for the steps that are decided so far."""
 
     def __init__(self) -> None:
         self.ready: deque[np.ndarray] = deque()
-        """Decided, and not asked for."""
+        """Indices of batches that are decided and not requested."""
         self.asked: deque[bool] = deque()
-        """One for each batch that is under way: whether it is wanted."""
+        """For each requested batch, whether a step still needs it."""
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Not a generator, which would end for good where nothing is decided yet."""
+        """The sampler itself: a generator would end for good when no step is decided."""
         return self
 
     def __next__(self) -> list[int]:
-        """The indices of the next batch; ends where nothing is decided yet."""
+        """The indices of the next batch; StopIteration if no further step is decided."""
         if not self.ready:
             raise StopIteration
         self.asked.append(True)
@@ -55,12 +56,12 @@ LoaderFactory = Callable[[RankSampler], "DataLoader[Any]"]
 
 
 class LoaderSource:
-    """The batches of one DataLoader, in order."""
+    """A source that takes the batches of one DataLoader, in order."""
 
     kept: tuple[Stateful, ...] = ()
 
     def __init__(self, loader: DataLoader[Any], sampler: RankSampler) -> None:
-        """`sampler`: what the loader was made around."""
+        """`sampler`: the one that the loader's factory was given."""
         self._sampler, self._loader = sampler, loader
         _check(self._loader, self._sampler)
         self.num_samples = len(self._loader.dataset)
@@ -76,16 +77,16 @@ class LoaderSource:
         return order_of(self._loader.dataset, seed=seed, epoch=epoch)
 
     def expect(self, indices: np.ndarray) -> None:
-        """For the loader to ask for, as soon as it does."""
+        """Give the indices of a batch to the sampler, from which the loader requests them."""
         self._sampler.ready.append(indices)
 
     def forget(self) -> None:
-        """Batches under way are dropped when they arrive: workers cannot be called back."""
+        """Mark requested batches as dropped: workers cannot be interrupted, so batches are dropped when they arrive."""
         self._sampler.ready.clear()
         self._sampler.asked = deque([False] * len(self._sampler.asked))
 
     def take(self) -> Loaded:
-        """Wait for the next batch that is wanted."""
+        """Wait for the next batch that is not dropped."""
         began = time.perf_counter()
         while True:
             content, work = self._next()
@@ -97,12 +98,12 @@ class LoaderSource:
         return Loaded(content, waited, work / self._workers, beside=True)
 
     def close(self) -> None:
-        """End the workers, unless they are persistent; what they load is lost."""
+        """End the workers, unless they are persistent; batches that they load are lost."""
         self._batches = None
         self._sampler.asked.clear()
 
     def _next(self) -> Any:
-        """The next batch that arrives; a loader that has run dry starts again with what was decided since."""
+        """The next batch that arrives; a loader whose iterator ended starts again with the steps decided since."""
         while True:
             if self._batches is None:
                 self._count_starts()
@@ -114,12 +115,12 @@ class LoaderSource:
 
     def _count_starts(self) -> None:
         self._starts += 1
-        if self._starts == OFTEN and self._workers and not self._loader.persistent_workers:
+        if self._starts == WARN_AFTER and self._workers and not self._loader.persistent_workers:
             log.warning("loader workers are started for every lease of samples: persistent_workers=True keeps them")
 
 
 def _check(loader: Any, sampler: RankSampler) -> None:
-    """Refuse loaders that choose samples themselves: no other rank would know of them."""
+    """Refuse a loader that chooses samples itself, because the other ranks would not know which ones."""
     if not isinstance(loader, DataLoader):
         raise InputError(f"the loader factory returned a {type(loader).__name__}, expected a DataLoader", hint=EXPECTED)
     check_numbered(loader.dataset)
@@ -135,11 +136,11 @@ def _check(loader: Any, sampler: RankSampler) -> None:
 
 
 def check_numbered(dataset: Any) -> None:
-    """Refuse data whose samples cannot be named."""
+    """Refuse a dataset whose samples have no indices."""
     if isinstance(dataset, IterableDataset):
         raise InputError(
-            "the dataset is iterable as a whole: ranks could not agree on who has which of its samples",
-            hint="name its parts, each of which one rank reads: paceline.runtime.ShardStreams(shards, read)",
+            "the dataset is an IterableDataset, so its samples cannot be assigned to ranks by index",
+            hint="divide it into shards, each of which one rank reads: paceline.runtime.ShardStreams(shards, read)",
         )
     if isinstance(dataset, type):
         raise InputError(
@@ -154,14 +155,14 @@ def check_numbered(dataset: Any) -> None:
 
 
 class _Indices(list[int]):
-    """Notes when it arrives in a worker, from where on the worker loads."""
+    """Indices of a batch that record when a worker receives them, which is when the worker starts to load."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _arrived, (list(self),)
 
 
 class _Arrival:
-    """When this process got the indices that it loads now."""
+    """The time at which this worker received the indices of its present batch."""
 
     at = 0.0
 
@@ -172,7 +173,7 @@ def _arrived(indices: list[int]) -> list[int]:
 
 
 class _Timed:
-    """A collate function that also says how long its worker has loaded."""
+    """A collate function that also returns the seconds for which its worker has loaded the batch."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self._collate = collate
@@ -183,16 +184,17 @@ class _Timed:
 
 
 class EndsWithRank:
-    """Makes a worker end with its rank, whose connections it would keep open: others would wait for a dead rank."""
+    """Makes a worker end when its rank dies: the worker would keep the rank's connections open, and peers would
+    wait."""
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self._then = then
 
     def __call__(self, worker: int) -> None:
-        """In the worker, before it loads."""
+        """Runs in the worker before it loads samples."""
         set_parent_death_signal()
         parent = multiprocessing.parent_process()
-        if parent is not None and not parent.is_alive():  # it died before the kernel was told
+        if parent is not None and not parent.is_alive():  # the rank died before prctl was called
             os._exit(1)
         if self._then is not None:
             self._then(worker)

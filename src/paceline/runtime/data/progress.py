@@ -1,7 +1,7 @@
-"""Which rank reads which shard of a stream, and how far each shard is used: the same on every rank.
+"""Assignment of the shards of a stream to ranks, and the progress in each shard; equal on every rank.
 
-A shard is leased to one rank at a time, which reads it from its place on. Only committed steps move places, so that the
-shards of a rank that fails are read on by others from the first sample that no committed step has used.
+A shard is leased to one rank at a time, which reads it from its place on. Only committed steps advance places. So when
+a rank fails, other ranks continue its shards from the first sample that no committed step has used.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ __all__ = ["Offer", "StreamProgress", "wanted_samples"]
 
 @dataclass(frozen=True)
 class Offer:
-    """What a rank brings to the next step."""
+    """What a rank offers for the next step."""
 
     ready: int
-    """Samples, at most as many as it was asked for."""
+    """Number of samples that are ready, at most as many as the rank was asked for."""
     more: bool
-    """Whether it has read further ones of this epoch."""
+    """Whether the rank has read further samples of this epoch."""
     wants: int
-    """Shards that it could read beside those that it holds."""
+    """Number of shards that the rank could read in addition to those that it holds."""
     places: tuple[tuple[int, int, int], ...]
-    """Shards that these samples are of: number, place behind the last one, 1 if the shard ends there."""
+    """Shards of the offered samples: number, place after the last sample, and 1 if the shard ends there."""
 
     def short(self, wanted: int) -> bool:
-        """Whether further shards could help: nobody knows yet what comes after these samples."""
+        """Whether further shards could help: the rank has read no sample beyond the wanted ones."""
         return wanted > 0 and not (self.ready == wanted and self.more)
 
 
@@ -42,46 +42,47 @@ def _order(num_shards: int, seed: int, epoch: int) -> tuple[int, ...]:
 
 
 class StreamProgress:
-    """The shards of one epoch: not leased yet, held by a rank, or used up."""
+    """The shards of one epoch; each is not leased yet, held by a rank, or used up."""
 
     def __init__(self, num_shards: int, *, seed: int) -> None:
         self._num_shards, self._seed = num_shards, seed
         self._epoch = 0
         self._leased = 0
-        """Shards of the epoch's order that somebody holds or has used up."""
+        """Number of shards, in the order of the epoch, that were leased so far."""
         self._open: dict[int, tuple[str, int]] = {}
-        """Who holds a shard, and its place: samples that committed steps have used. Nobody holds those of the dead."""
+        """Holder and place of each open shard. The place counts samples that committed steps have used; the holder is
+        empty after the rank has failed."""
 
     def state_dict(self) -> dict[str, Any]:
-        """For checkpoints and late joiners."""
+        """State for checkpoints and late joiners."""
         opened = [[shard, holder, place] for shard, (holder, place) in self._open.items()]
         return {"shards": self._num_shards, "epoch": self._epoch, "leased": self._leased, "open": opened}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another rank, or a run before, was."""
+        """Continue from the state of another rank, or of an earlier run."""
         if state["shards"] != self._num_shards:
             raise ValueError(f"it is of {state['shards']} shards, there are {self._num_shards}")
         self._epoch, self._leased = state["epoch"], state["leased"]
         self._open = {shard: (holder, place) for shard, holder, place in state["open"]}
 
     def copy(self) -> StreamProgress:
-        """To be changed while a step is tried."""
+        """A copy, to be changed while a step is tried."""
         other = StreamProgress(self._num_shards, seed=self._seed)
         other.load_state_dict(self.state_dict())
         return other
 
     def held_by(self, holder: str) -> dict[int, int]:
-        """The shards of a rank, and their places."""
+        """The shards that a rank holds, and their places."""
         return {shard: place for shard, (one, place) in self._open.items() if one == holder}
 
     def release(self, present: Sequence[str]) -> None:
-        """Absent ranks hold no shards."""
+        """Release the shards of ranks that are not present."""
         self._open = {
             shard: (holder if holder in present else "", place) for shard, (holder, place) in self._open.items()
         }
 
     def grant(self, ids: Sequence[str], offers: Sequence[Offer]) -> dict[int, str]:
-        """Lease shards one by one to the rank with the fewest; return the shards and their ranks."""
+        """Lease shards one by one, each to the rank that holds fewest; return the leased shards and their ranks."""
         left = {rank: offer.wants for rank, offer in zip(ids, offers, strict=True) if offer.wants > 0}
         if not left:
             return {}
@@ -99,7 +100,7 @@ class StreamProgress:
         return granted
 
     def hand_over(self, ids: Sequence[str], offers: Sequence[Offer]) -> dict[int, str]:
-        """At the end of an epoch: a rank that has read all of its shards continues one of a rank that has several."""
+        """At the end of an epoch, move shards from ranks that hold several to ranks that have read all of theirs."""
         dry = [rank for rank, offer in zip(ids, offers, strict=True) if offer.wants > 0 and not offer.more]
         moved: dict[int, str] = {}
         for taker in dry:
@@ -112,12 +113,12 @@ class StreamProgress:
         return moved
 
     def _free(self) -> list[int]:
-        """Shards that nobody holds: of ranks that failed, then those that are left of the epoch's order."""
+        """Shards without a holder: first those of failed ranks, then those that were not leased in this epoch."""
         returned = [shard for shard, (holder, _) in self._open.items() if not holder]
         return returned + list(_order(self._num_shards, self._seed, self._epoch)[self._leased :])
 
     def use(self, offers: Sequence[Offer]) -> bool:
-        """The samples of these offers are used; whether that ends the epoch, so that the next one begins."""
+        """Count the offered samples as used; return whether the epoch ended and the next one begins."""
         for shard, place, ended in (place for offer in offers for place in offer.places):
             if ended:
                 del self._open[shard]
@@ -130,7 +131,7 @@ class StreamProgress:
 
 
 def wanted_samples(shares: Sequence[int], dry: Sequence[bool]) -> tuple[int, ...]:
-    """Samples of each rank where some have no stream left: their part is taken by the others."""
+    """Samples of each rank if some ranks have no stream left: the other ranks take their part."""
     if not any(dry) or all(dry):
         return tuple(shares)
     weights = [0.0 if gone else float(share) for share, gone in zip(shares, dry, strict=True)]

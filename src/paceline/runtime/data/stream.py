@@ -1,7 +1,7 @@
-"""Samples of shards that are read from their beginning on, such as tar files, as a dataset whose samples have numbers.
+"""Shards that can only be read sequentially, such as tar files, as a dataset whose samples have indices.
 
-With indices, all ranks agree on the assignment of samples, for any shares, failures and restarts.
-Shards are shuffled; the samples of a shard stay in their order: a rank reads on, and passes over those of others.
+With indices, all ranks agree on the assignment of samples for any shares, failures and restarts. The order of shards
+is random; samples of a shard keep their order. A rank reads a shard sequentially and skips samples of other ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["ShardedSamples"]
 
 @dataclass
 class _Reading:
-    """A shard that is open in one process."""
+    """An open shard of one process."""
 
     process: int
     shard: int
@@ -38,9 +38,9 @@ class ShardedSamples:
         read: Callable[[str], Iterable[Any]],
         decode: Callable[[Any], Any] | None = None,
     ) -> None:
-        """`counts`: shards and how many samples each has; `read` gives those of one, in order.
+        """`counts`: the number of samples of each shard; `read` yields the samples of one shard, in order.
 
-        What `read` gives is decoded by `decode` only where this rank takes it.
+        `decode` is applied only to the samples that this rank uses.
         """
         self._shards, self._read, self._decode = list(counts), read, decode
         self._ends = np.cumsum([0, *counts.values()])
@@ -51,13 +51,13 @@ class ShardedSamples:
         return int(self._ends[-1])
 
     def __getitem__(self, index: int) -> Any:
-        """One sample; the next one of the same shard costs no more than to read on."""
+        """One sample. A sample after the previous one in the same shard is reached by reading on."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         shard = int(np.searchsorted(self._ends, index, side="right")) - 1
         place = index - int(self._ends[shard])
         reading = self._reading
-        # A worker that was forked shares the place in the file with the process that has opened it.
+        # A forked worker shares the file offset with the process that opened the file, so it has to open it again.
         if reading is None or (reading.process, reading.shard) != (os.getpid(), shard) or reading.at > place:
             samples = iter(self._read(self._shards[shard]))
             reading = self._reading = _Reading(os.getpid(), shard, samples)
@@ -66,12 +66,12 @@ class ShardedSamples:
             return found if self._decode is None else self._decode(found)
         announced = int(self._ends[shard + 1] - self._ends[shard])
         raise InputError(
-            f"{self._shards[shard]} ends before its sample {place + 1}, announced were {announced}",
+            f"{self._shards[shard]} ends before its sample {place + 1}, expected {announced} samples",
             hint="count the samples of each shard again",
         )
 
     def epoch_order(self, *, seed: int, epoch: int) -> np.ndarray:
-        """The shards of an epoch in another order each time, the samples of a shard together."""
+        """The order of an epoch: shards in random order, the samples of a shard together."""
         if self._order is None or self._order[0] != (seed, epoch):
             shards = np.random.default_rng([seed, epoch]).permutation(len(self._shards))
             parts = [np.arange(self._ends[shard], self._ends[shard + 1]) for shard in shards]
@@ -79,5 +79,5 @@ class ShardedSamples:
         return self._order[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """For workers that are not forked: what is open here is not open there."""
+        """State for workers that are spawned: open shards are left out."""
         return {**vars(self), "_reading": None}

@@ -1,9 +1,8 @@
-"""The samples of each step for streams: the ranks exchange the numbers of their prefetched samples, and agree on
-shares.
+"""The samples of each step for streams: ranks exchange how many samples they have prefetched, and agree on shares.
 
-Before a step each rank offers as many samples as the balance asks it for, or as its shards still give. One small sum
-over the ranks tells all of them all offers, and which shards are read next by whom. A step that is not committed has
-moved nothing: its samples are offered again.
+Before a step each rank offers as many samples as the balance assigns to it, or fewer if its shards end. One small
+all-reduce gives all offers to all ranks, which then lease further shards alike. A step that is not committed changes
+nothing: its samples are offered again.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from paceline.runtime.settings import Settings
 __all__ = ["StreamFeed", "check_streams", "feed_of"]
 
 PLACES = 6
-"""Shards of one rank that fit into the first message of a step; a second one follows where a rank has more."""
+"""Shards per rank in the first message of a step; if a rank has more, a second message follows."""
 
 _NOWHERE: tuple[tuple[int, int, int], ...] = ()
 
 
 class StreamSplit(GroupSplit, Protocol):
-    """Who takes part in a step, and how they speak with each other."""
+    """The ranks of a step, and the collectives between them."""
 
     peers: tuple[Peer, ...]
     wire: Wire
 
 
 class StreamFeed:
-    """The steps of one rank, with the methods of a `Feed`."""
+    """The coming steps of one rank that trains on streams, with the methods of a `Feed`."""
 
     def __init__(self, reader: StreamReader, settings: Settings, device: torch.device, *, global_batch: int) -> None:
         self._reader, self._settings, self._device, self._batch = reader, settings, device, global_batch
@@ -49,12 +48,12 @@ class StreamFeed:
         self._split: StreamSplit | None = None
         self._ids: list[str] = []
         self._dry: list[bool] = []
-        """Ranks that have no sample of this epoch left."""
+        """For each rank, whether it has no sample of this epoch left."""
         self._trying, self._places = self.progress, _NOWHERE
-        """What comes after the step that is tried, and how far it takes the shards of this rank."""
+        """The progress after the step that is being tried, and the places of this rank's shards after it."""
 
     def next_attempt(self, course: Course, split: StreamSplit, position: Position, *, began: float) -> Attempt:
-        """Wait until this rank has its samples, hear of those of the others, and take what was agreed on."""
+        """Wait until this rank has its samples, exchange offers with the other ranks, and take the agreed share."""
         self._begin(split)
         waited, spent, handed = 0.0, 0.0, False
         while True:
@@ -65,7 +64,7 @@ class StreamFeed:
             offers = _all_offers(split, mine)
             waited, spent = waited + told - reading, spent + time.perf_counter() - told
             granted = self._opened(split, self._trying.grant(self._ids, offers))
-            if not granted and not handed:  # once for each step, or two ranks would take one from each other for ever
+            if not granted and not handed:  # at most once per step: otherwise two ranks could move one shard for ever
                 granted, handed = self._opened(split, self._trying.hand_over(self._ids, offers)), True
             if granted and any(offer.short(number) for offer, number in zip(offers, wanted, strict=True)):
                 continue
@@ -77,7 +76,7 @@ class StreamFeed:
         return self._take(offers, mine, position, began=began + spent, waited=waited)
 
     def _begin(self, split: StreamSplit) -> None:
-        """From what committed steps have left: what this rank has read, if it is of the shards that it holds."""
+        """Start from the committed progress: keep samples that were read, if this rank holds their shard."""
         self._reader.put_back()
         if self._split is not split:
             self._split, self._ids = split, [peer.id for peer in split.peers]
@@ -91,7 +90,8 @@ class StreamFeed:
                 self._reader.open(shard, place)
 
     def _opened(self, split: StreamSplit, granted: dict[int, str]) -> bool:
-        """Read the shards that this rank has got, forget those that others have got; whether any have moved."""
+        """Open the shards that this rank was granted, and drop those that moved away; return whether any shard
+        moved."""
         held = self._trying.held_by(self._ids[split.rank])
         for shard in granted:
             if shard in held:
@@ -132,24 +132,24 @@ class StreamFeed:
             yield as_batch(content, chunk, self._device)
 
     def commit(self, attempt: Attempt) -> None:
-        """The step is done: its samples are used, its leases hold."""
+        """Count the samples of the step as used, and keep its leases."""
         self.progress.load_state_dict(self._trying.state_dict())
         self._reader.commit(self._places)
 
     def close(self) -> None:
-        """No step comes for now; what was read and not used is read again."""
+        """Drop samples that were read and not used; they are read again."""
         self._reader.close()
 
 
 def feed_of(source: AnySource, settings: Settings, device: torch.device, *, global_batch: int) -> Feed | StreamFeed:
-    """What the loop gets its batches from."""
+    """The feed for a source."""
     if isinstance(source, StreamReader):
         return StreamFeed(source, settings, device, global_batch=global_batch)
     return Feed(source, settings, device)
 
 
 def check_streams(source: AnySource, settings: Settings, *, groups: bool, sharded: bool) -> None:
-    """Refuse, for streams, what needs every sample's number or a sample of every rank."""
+    """Refuse settings that do not work with streams, because they need sample indices or a sample on every rank."""
     if not isinstance(source, StreamReader):
         return
     refused = {
@@ -161,13 +161,13 @@ def check_streams(source: AnySource, settings: Settings, *, groups: bool, sharde
     for what, asked in refused.items():
         if asked:
             raise InputError(
-                f"streams do not go with {what}: how many samples a rank has left is only known when it has read them",
-                hint="paceline.runtime.ShardedSamples, with the number of samples of each shard, goes with all",
+                f"streams do not work with {what}: samples left on a rank are known only when it has read them",
+                hint="paceline.runtime.ShardedSamples, with the number of samples of each shard, works with all",
             )
 
 
 def _all_offers(split: StreamSplit, mine: Offer) -> list[Offer]:
-    """Of each rank, in order."""
+    """The offer of each rank, in the order of ranks."""
     size = len(split.peers)
     head = [mine.ready, int(mine.more), max(0, mine.wants), len(mine.places)]
     rows = _summed(split, [*head, *np.ravel(mine.places[:PLACES]).tolist()], 4 + 3 * PLACES)

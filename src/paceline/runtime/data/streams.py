@@ -1,10 +1,10 @@
-"""Streams of samples, a shard at a time: read by the workers of this rank, ahead of what its steps take.
+"""Streams of samples: the workers of a rank read its shards ahead of its steps.
 
-    ShardStreams(shards, read)      # read(shard) yields the samples of one shard, however many there are
+    ShardStreams(shards, read)      # read(shard) yields the samples of one shard
 
-A worker reads one shard after the other, in blocks of a rank's share over its workers, so that what is prefetched is
-`prefetch_factor` steps of this rank. The rank takes samples in the order in which they arrive; those of one shard stay
-in theirs.
+A worker reads one shard after the other, in blocks of the rank's share divided by the number of workers, so that
+`prefetch_factor` steps are prefetched. The rank uses samples in the order in which they arrive; samples of one shard
+keep their order.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = ["ShardStreams", "StreamReader", "check_stream_loader"]
 
 log = logging.getLogger("paceline.runtime")
 Block = tuple[int, int, int, list[Any], bool, float]
-"""Number of the lease, shard, place of the first sample, samples, whether the shard ends behind them, seconds."""
+"""Number of the lease, shard, place of the first sample, samples, whether the shard ends after them, seconds."""
 
 
 class ShardStreams(IterableDataset[Any]):
-    """Samples of shards that are read in order, without numbers: nobody has to know how many a shard holds."""
+    """Samples of shards that are read in order, without indices: the number of samples of a shard may be unknown."""
 
     def __init__(self, shards: Sequence[Any], read: Callable[[Any], Iterable[Any]]) -> None:
-        """`read` gives the samples of a shard, the same ones in the same order whenever it is called."""
+        """`read` yields the samples of a shard: the same samples in the same order at every call."""
         if isinstance(shards, str):
             raise InputError(f"the shards are one text, {shards!r}, expected a list", hint='glob.glob("data/*.tar")')
         self.shards, self.read = list(shards), read
@@ -45,12 +45,12 @@ class ShardStreams(IterableDataset[Any]):
             raise InputError("there are no shards", hint='ShardStreams(["a.tar", "b.tar"], read)')
 
     def __iter__(self) -> Iterator[Any]:
-        """All samples, shard by shard: for loops without Paceline."""
+        """All samples, shard by shard, for loops without Paceline."""
         return itertools.chain.from_iterable(map(self.read, self.shards))
 
 
 class _Leased(IterableDataset[Block]):
-    """What a worker reads: shards that its rank has leased, in blocks, until it is told to end."""
+    """The dataset of a worker: blocks of the shards that its rank has leased, until the worker receives None."""
 
     def __init__(self, streams: ShardStreams, leases: Any, block: torch.Tensor) -> None:
         self._streams, self._leases, self._block = streams, leases, block
@@ -77,13 +77,13 @@ class _Leased(IterableDataset[Block]):
 
 
 class StreamReader:
-    """The open shards of one rank, and samples of them that no committed step has used."""
+    """The open shards of one rank, and the samples read from them that no committed step has used."""
 
     ahead = 0
-    """No share is decided ahead: samples are put together when a step takes them."""
+    """Shares are not decided ahead: samples are collated when a step takes them."""
 
     def __init__(self, streams: ShardStreams, loader: DataLoader[Any] | None, collate: Any, *, seed: int) -> None:
-        """`loader`: as the user has made it around the streams; None reads in the loop."""
+        """`loader`: the user's DataLoader of the streams; None reads in the loop."""
         self.shards = streams.shards
         self.num_samples = len(streams.shards)
         """Nobody has counted the samples: shards are what runs over the same data have in common."""
@@ -93,14 +93,14 @@ class StreamReader:
         self._collate = collate or (loader.collate_fn if loader is not None else default_collate)
         self.workers = loader.num_workers if loader is not None else 0
         self.held: dict[int, int] = {}
-        """Shards of this rank, and their places: samples that committed steps have used."""
+        """Shards of this rank, and their places: how many of their samples committed steps have used."""
         self._ends: dict[int, int] = {}
-        """Where shards end that were read to their end."""
+        """Number of samples of each shard that was read to its end."""
         self._numbers: dict[int, int] = {}
-        """Of the leases of these shards: a worker may still read one that another rank has taken over."""
+        """Number of the present lease of each shard: a worker may still read under an older lease."""
         self._leased = 0
         self._ready: deque[tuple[int, int, Any, float]] = deque()
-        """Samples that were read: shard, place, sample, seconds."""
+        """Samples that were read and not taken: shard, place, sample, seconds."""
         self._out: list[tuple[int, int, Any, float]] = []
         """Samples of the step that is being tried."""
         self._block = torch.ones(1, dtype=torch.int64).share_memory_()
@@ -108,20 +108,20 @@ class StreamReader:
         self._blocks: Iterator[Block] | None = None
 
     def open(self, shard: int, place: int) -> None:
-        """Read a shard from this place on."""
+        """Start to read a shard from this place on."""
         self._start()
         self._leased += 1
         self.held[shard], self._numbers[shard] = place, self._leased
         self._leases.put((self._leased, shard, place))
 
     def drop(self, shard: int) -> None:
-        """Another rank reads this shard on; what was read of it and not used is forgotten."""
+        """Stop reading a shard that moved to another rank, and drop its unused samples."""
         del self.held[shard], self._numbers[shard]
         self._ends.pop(shard, None)
         self._ready = deque(entry for entry in self._ready if entry[0] != shard)
 
     def offer(self, wanted: int) -> Offer:
-        """What this rank can bring to a step, when it is read, and whether there is more after it."""
+        """Wait for samples for a step; return how many there are, at most `wanted`, and whether more follow."""
         self._block[0] = -(-max(wanted, 1) // max(1, self.workers))
         while len(self._ready) <= wanted and self._unread():
             self._keep(next(self._started()))
@@ -138,7 +138,7 @@ class StreamReader:
         return Offer(ready, len(self._ready) > ready, wants, moved)
 
     def take(self, count: int) -> None:
-        """The step that is tried has these samples."""
+        """Take `count` samples for the step that is tried."""
         self._out = [self._ready.popleft() for _ in range(count)]
 
     @property
@@ -148,17 +148,17 @@ class StreamReader:
 
     @property
     def work(self) -> float:
-        """Seconds that this rank's workers need for the samples of the step, if they never pause."""
+        """Seconds that this rank's workers need for the samples of the step, without waiting."""
         return sum(entry[3] for entry in self._out) / max(1, self.workers)
 
     def content(self, begin: int, end: int) -> Any:
-        """Samples of the step, put together; without any, some that do not count."""
+        """Collated samples of the step; if there are none, samples that count with weight 0."""
         samples = [entry[2] for entry in self._out[begin:end]] or self._examples()
         content = self._collate(samples)
         return pinned(content) if self._loader is not None and self._loader.pin_memory else content
 
     def commit(self, places: Iterable[tuple[int, int, int]]) -> None:
-        """The samples that were taken are used."""
+        """Count the taken samples as used."""
         for shard, place, ended in places:
             if ended:
                 del self.held[shard], self._numbers[shard], self._ends[shard]
@@ -167,12 +167,12 @@ class StreamReader:
         self._out = []
 
     def put_back(self) -> None:
-        """The step that was tried was not committed."""
+        """Return the samples of a step that was not committed."""
         self._ready.extendleft(reversed(self._out))
         self._out = []
 
     def close(self) -> None:
-        """Hold nothing, and end the workers."""
+        """Drop all shards, and end the workers."""
         if self._blocks is not None:
             for _ in range(max(1, self.workers)):
                 self._leases.put(None)
@@ -181,7 +181,7 @@ class StreamReader:
         self._ready.clear()
 
     def _unread(self) -> int:
-        """Shards that may still give samples."""
+        """Number of shards that were not read to their end."""
         return len(self.held) - len(self._ends)
 
     def _keep(self, block: Block) -> None:
@@ -194,7 +194,7 @@ class StreamReader:
             self._ends[shard] = place + len(samples)
 
     def _examples(self) -> list[Any]:
-        """One or two samples of any shard."""
+        """One or two samples of any shard, to be collated into a batch of weight 0."""
         for shard in self.shards:
             if found := list(itertools.islice(self._streams.read(shard), 2)):
                 return found
@@ -224,16 +224,16 @@ class StreamReader:
                 worker_init_fn=EndsWithRank(given.worker_init_fn),
                 multiprocessing_context=context,
                 timeout=given.timeout,
-                in_order=False,  # a worker without a shard has nothing to give, and others must not wait for it
+                in_order=False,  # a worker without a shard has no block, and the others must not wait for it
             )
         )
 
 
 def check_stream_loader(loader: DataLoader[Any]) -> None:
-    """Refuse what a loader of streams would not do."""
+    """Refuse loader settings that do not apply to streams."""
     if loader.batch_size not in (None, 1):
         raise InputError(
-            f"the loader of streams has batch_size={loader.batch_size}; a rank's share decides how many it takes",
+            f"the loader of streams has batch_size={loader.batch_size}; a rank's share decides its batch size",
             hint="leave batch_size out: DataLoader(streams, num_workers=4, collate_fn=...)",
         )
 

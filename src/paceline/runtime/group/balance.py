@@ -1,12 +1,12 @@
 """Load balancing: shares of the batch from the measured cost of steps.
 
-Every rank holds the estimates of all ranks and solves by itself: equal numbers in, equal shares out.
+Every rank holds the estimates of all ranks and computes the shares itself; equal estimates give equal shares.
 
-What a step costs a rank, learnt from the steps it has done: seconds = a + b * samples.
+The cost of a step on a rank is fitted to its past steps: seconds = a + b * samples.
 
-The estimate follows real change and ignores accidents. A lasting change is one that three steps in a row agree on and
-that is larger than the usual scatter, so a single straggling step moves nothing and a slowed device is known after
-three. How far the estimate can be trusted is part of it: a change of the split should gain more than that.
+The estimate follows lasting changes and ignores single slow steps. A change is lasting if three consecutive steps agree
+on it and it exceeds the usual scatter: a single straggling step changes nothing, and a slowed device is detected after
+three steps. The estimate includes its uncertainty; the split changes only if the predicted gain is larger.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ __all__ = ["Balance", "CostEstimate", "UnitBalance"]
 WINDOW = 32
 AGREEING = 3
 LASTING = 0.15
-"""Relative distance from the estimate that counts as a change, if it lasts."""
+"""Relative deviation from the estimate that counts as a change, if it lasts."""
 SCATTERS = 2.0
-"""The same in times of the usual scatter, where that is more."""
+"""The same in multiples of the usual scatter; the larger of both limits applies."""
 UNKNOWN = 0.1
-"""Assumed scatter while too few steps were observed."""
+"""Assumed relative scatter while too few steps were observed."""
 ENOUGH = 6
-"""Steps from which scatter is estimated."""
+"""Number of steps from which scatter is estimated."""
 LEAST = 0.02
-"""Lower bound of the estimated scatter."""
+"""Lower bound of the estimated relative scatter."""
 CLEARLY = 2.0
-"""Number of standard errors above which a constant part is significant."""
+"""Number of standard errors above which the constant part is significant."""
 QUIET = 0.05
-"""Scatter beyond which no constant part is looked for: a host that was busy for a while would look like one."""
+"""Scatter above which no constant part is estimated: a host that was busy for a while would look like one."""
 NORMAL = 1.4826
-"""Standard deviation of normal noise over its median distance."""
+"""Ratio of the standard deviation of normal noise to its median absolute deviation."""
 SPREAD = 0.2
-"""Batch sizes must differ by this share before the constant part is estimated apart from the part per sample."""
+"""Relative difference of batch sizes from which the constant part is estimated separately."""
 
 
 class CostEstimate:
-    """The running estimate of one rank's cost."""
+    """The running estimate of the cost of a step on one rank."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self._shared: deque[float] = deque(maxlen=AGREEING)
-        """Factors by which the newest steps were off for all ranks alike."""
+        """Factors by which all ranks deviated alike in the newest steps."""
         self._a = 0.0
         self._b = 0.0
         self._scatter = UNKNOWN
-        """Of the seconds of a step, relative."""
+        """Relative scatter of the step time."""
         self._warming = True
-        """Whether the only step seen is the first of all, which also pays for what happens once."""
+        """Whether only the very first step was observed, which includes one-time costs."""
 
     @property
     def known(self) -> bool:
@@ -70,15 +70,15 @@ class CostEstimate:
 
     @property
     def doubt(self) -> float:
-        """Relative standard error of what the present batch size takes."""
+        """Relative standard error of the step time at the present batch size."""
         count = len(self._seen)
         scatter = self._scatter if count >= ENOUGH else max(self._scatter, UNKNOWN)
         return scatter / max(1, count) ** 0.5
 
     def observe(self, samples: int, seconds: float, *, shared: float = 1.0) -> bool:
-        """Update the estimate with one step; return whether the cost has changed permanently.
+        """Update the estimate with one step; return whether a lasting change was detected.
 
-        What all ranks share is no change of this one: it is followed slowly, and by all at the same pace.
+        `shared` is the deviation that all ranks have in common. It is no change of this rank, and is followed slowly.
         """
         if samples <= 0 or seconds <= 0:
             return False
@@ -102,7 +102,7 @@ class CostEstimate:
         return [self._a, self._b]
 
     def assume(self, numbers: Sequence[float]) -> None:
-        """Start from an estimate made elsewhere."""
+        """Start from the estimate of another process."""
         self._a, self._b = numbers
         self._seen.clear()
         self._warming = False
@@ -117,7 +117,7 @@ class CostEstimate:
         return min(ratios) > far or max(ratios) < 1 / far
 
     def _forget(self) -> None:
-        """Keep the steps since the change, and the shape of the cost."""
+        """Keep only the steps since the change, and the ratio of the constant part to the part per sample."""
         recent = list(self._seen)[-AGREEING:]
         ratio = statistics.median(seconds / (self._a + self._b * samples) for samples, seconds in recent)
         self._a, self._b = self._a * ratio, self._b * ratio
@@ -125,7 +125,8 @@ class CostEstimate:
         self._seen.extend(recent)
 
     def _fit(self) -> None:
-        """A line through what the present batch size takes; its constant is from other sizes if those tell one."""
+        """Fit the line through the step time at the present batch size; other sizes give the constant part, if they
+        can."""
         now = self._seen[-1][0]
         near = [(size, seconds) for size, seconds in self._seen if abs(size - now) <= SPREAD / 2 * now]
         used = near if len(near) >= min(AGREEING, len(self._seen) / 2) else list(self._seen)
@@ -140,7 +141,7 @@ class CostEstimate:
         )
 
     def _constant(self, size: float, seconds: float) -> float:
-        """Seconds that do not depend on the batch, if sizes far from this one show them beyond doubt."""
+        """The constant part in seconds, if it is significant at batch sizes far from the present one; otherwise 0."""
         far = [(x, y) for x, y in self._seen if abs(x - size) > SPREAD * max(x, size)]
         if len(far) < 2 or self._scatter > QUIET:
             return self._a
@@ -152,21 +153,21 @@ class CostEstimate:
 
 
 TRY_AGAIN = 50
-"""Number of steps without samples after which a rank gets one, to test whether it has recovered."""
+"""Number of steps without samples after which a rank gets one sample, to test whether it has recovered."""
 GAIN = 0.005
-"""Shares change only for a step that is predicted to be this much shorter, and by more than the doubt about it."""
+"""Relative gain that new shares must promise; it must also exceed the uncertainty of the estimates."""
 APART = 3.0
-"""Standard errors of their difference beyond which two ranks are unequal."""
+"""Number of standard errors of their difference above which the costs of two ranks are unequal."""
 
 REMEMBERED = 64
 ENOUGH_TO_STRAGGLE = 20
-"""Steps from which a share of stragglers is estimated."""
+"""Number of steps from which the share of straggling steps is estimated."""
 STRAGGLES = 2.0
-"""Times the expected seconds that make a step a straggler."""
+"""A step that takes this many times the expected seconds is a straggling step."""
 
 
 class Balance:
-    """The split of one view's batches."""
+    """The split of the batches of one view."""
 
     def __init__(
         self,
@@ -177,26 +178,26 @@ class Balance:
         fixed: bool = False,
         split: Sequence[int] = (),
     ) -> None:
-        """`split`: samples of each rank until costs are known; equal shares if it is not of these ranks."""
+        """`split`: samples of each rank until costs are known; ignored if its length is not the number of ranks."""
         self._ids, self._chunks, self._least, self._fixed = list(ids), list(chunks), least, fixed
         self._first = [float(n) for n in split] if len(split) == len(ids) and any(split) else [1.0] * len(ids)
         self._estimates = {name: CostEstimate() for name in self._ids}
         self._decided: dict[int, tuple[int, ...]] = {}
-        """Shares of steps of these sizes, until they are clearly not optimal."""
+        """Shares by the size of a step; kept until other shares are clearly better."""
         self._idle = dict.fromkeys(self._ids, 0)
         self._ratios: dict[str, deque[float]] = {name: deque(maxlen=REMEMBERED) for name in self._ids}
-        """Measured over expected seconds of the newest steps."""
+        """Ratios of measured to expected seconds of the newest steps, by rank."""
 
     def shares(self, total: int) -> tuple[int, ...]:
-        """Samples of each rank in a step of `total`, as of now; to ask changes nothing."""
+        """Samples of each rank in a step of `total` samples by the present estimates; changes no state."""
         if self._fixed or not self._learnt:
             return proportional_split(self._first, total, least=[self._lowest(total)] * len(self._ids))
         return self._with_a_trial(self._decided.get(total) or self._solved(total))
 
     def decide(self, total: int) -> tuple[int, ...]:
-        """The shares of a step that comes, which stay until others are clearly better.
+        """Decide the shares of a coming step; they stay until other shares are clearly better.
 
-        All ranks call it at the same step: one that had decided before the others would go on with other shares.
+        All ranks must call this at the same step, because the decision depends on the estimates at that time.
         """
         if self._learnt and total not in self._decided:
             self._decided[total] = self._solved(total)
@@ -210,11 +211,11 @@ class Balance:
         return split_batch(self._distinct_costs(total), total).samples
 
     def _lowest(self, total: int) -> int:
-        """Samples that every rank gets, where there are enough for all: the last step of an epoch may be smaller."""
+        """Minimum samples of every rank; 0 if there are too few samples for all, as in the last step of an epoch."""
         return self._least if total >= self._least * len(self._ids) else 0
 
     def learn(self, shares: Sequence[int], seconds: Sequence[float]) -> None:
-        """Update with the cost of a step of each rank; drop shares that are clearly not optimal."""
+        """Update the estimates with the step time of each rank; drop shares if others are clearly better."""
         shared = self._shared(shares, seconds)
         for name, samples, time in zip(self._ids, shares, seconds, strict=True):
             if samples and self._idle[name] >= TRY_AGAIN:
@@ -229,12 +230,12 @@ class Balance:
         }
 
     def _doubts(self) -> list[float]:
-        """Relative standard error of each rank's cost; of the least known one where nothing is known."""
+        """Relative standard error of each rank's cost; unknown ranks get the largest one of the others."""
         known = [estimate.doubt for estimate in self._estimates.values() if estimate.known]
         return [estimate.doubt if estimate.known else max(known) for estimate in self._estimates.values()]
 
     def _distinct_costs(self, total: int) -> list[Cost]:
-        """Each rank's cost, where ranks whose difference is within its error count as equal."""
+        """The cost of each rank; costs whose difference is within its error are made equal."""
         doubts, share = self._doubts(), max(1, total // len(self._ids))
         costs = [replace(cost, least=self._lowest(total)) for cost in self.costs()]
         each = [cost.seconds(share) for cost in costs]
@@ -256,7 +257,7 @@ class Balance:
         return settled
 
     def _shared(self, shares: Sequence[int], seconds: Sequence[float]) -> float:
-        """The common deviation of all ranks: the host was busy, which no split can compensate."""
+        """The deviation that all ranks have in common, as from a busy host; no split can compensate it."""
         rows = zip(self._estimates.values(), shares, seconds, strict=True)
         off = [time / estimate.cost().seconds(n) for estimate, n, time in rows if n and time > 0 and estimate.known]
         if len(off) < 2:
@@ -264,7 +265,8 @@ class Balance:
         return max(min(off), 1.0) if max(off) > 1 else max(off)
 
     def _note(self, name: str, samples: int, time: float, shared: float) -> None:
-        """Learn, and remember how far off the step was; after a lasting change that says nothing any more."""
+        """Update the estimate of a rank and its ratio of measured to expected time; a lasting change resets the
+        ratios."""
         estimate, ratios = self._estimates[name], self._ratios[name]
         if estimate.known and samples:
             ratios.append(time / estimate.cost().seconds(samples))
@@ -272,11 +274,12 @@ class Balance:
             ratios.clear()
 
     def straggling(self) -> list[tuple[float, float]]:
-        """Share of straggling steps of each rank and how much longer they take; no share while few were seen."""
+        """Share of straggling steps of each rank, and their relative length; a share of 0 while too few steps were
+        seen."""
         return [_straggling(self._ratios[name]) for name in self._ids]
 
     def _with_a_trial(self, shares: tuple[int, ...]) -> tuple[int, ...]:
-        """Give one sample to each rank that had none for long, from the rank with the most samples."""
+        """Move one sample from the rank with most samples to each rank that had none for `TRY_AGAIN` steps."""
         tried = list(shares)
         for index, name in enumerate(self._ids):
             if tried[index] == 0 and self._idle[name] >= TRY_AGAIN:
@@ -285,7 +288,7 @@ class Balance:
         return tuple(tried)
 
     def costs(self) -> list[Cost]:
-        """The cost of each rank; a rank without steps is assumed to be average."""
+        """The cost of each rank; a rank without steps gets the mean cost."""
         known = [estimate.plain() for estimate in self._estimates.values() if estimate.known]
         average = [sum(column) / len(known) for column in zip(*known, strict=True)]
         return [
@@ -307,7 +310,8 @@ class Balance:
 
 
 class UnitBalance:
-    """The split between units, with the methods of a `Balance`: inside a unit all take alike, as all wait for all."""
+    """The split between units, with the methods of a `Balance`. Ranks of a unit get equal shares, as they wait for each
+    other in every layer."""
 
     def __init__(
         self,
@@ -324,11 +328,11 @@ class UnitBalance:
         self._between = Balance(names, chunks=[None] * len(units), fixed=fixed, split=whole)
 
     def shares(self, total: int) -> tuple[int, ...]:
-        """Samples of each rank in a step of `total`, as of now."""
+        """Samples of each rank in a step of `total` samples by the present estimates."""
         return self._inside(self._between.shares(total))
 
     def decide(self, total: int) -> tuple[int, ...]:
-        """The shares of a step that comes."""
+        """Decide the shares of a coming step."""
         return self._inside(self._between.decide(total))
 
     def _inside(self, parts: Sequence[int]) -> tuple[int, ...]:
@@ -339,14 +343,14 @@ class UnitBalance:
         return tuple(shares)
 
     def learn(self, shares: Sequence[int], seconds: Sequence[float]) -> None:
-        """Update with the cost of a step of each rank."""
+        """Update the estimates with the step time of each rank."""
         self._between.learn(
             [sum(shares[rank] for rank in unit) for unit in self._units],
             [max(seconds[rank] for rank in unit) for unit in self._units],
         )
 
     def costs(self) -> list[Cost]:
-        """The cost of each rank, by the samples that it takes itself."""
+        """The cost of each rank in terms of its own samples."""
         found = [Cost(0.0, 0.0)] * self._size
         for unit, cost in zip(self._units, self._between.costs(), strict=True):
             for rank in unit:
@@ -362,13 +366,13 @@ class UnitBalance:
         self._between.assume(estimates)
 
     def straggling(self) -> list[tuple[float, float]]:
-        """Not told apart inside a unit."""
+        """No shares: straggling ranks cannot be distinguished inside a unit."""
         return [(0.0, 1.0)] * self._size
 
 
 def _still_good(costs: Sequence[Cost], shares: Sequence[int], total: int, gain: float) -> bool:
     kept = max(cost.seconds(samples) for cost, samples in zip(costs, shares, strict=True))
-    # The split with fractional samples is a lower bound for all whole splits, which mostly decides.
+    # The best split into fractional samples is a lower bound for every split; most calls are decided by it.
     together = (total + sum(cost.a / cost.b for cost in costs)) / sum(1 / cost.b for cost in costs)
     if kept <= together * (1 + gain) and all(shares):
         return True

@@ -1,7 +1,7 @@
-"""BatchNorm over the whole batch of a step, for any split over the ranks.
+"""BatchNorm over the whole batch of a step, for any split between the ranks.
 
-Each rank contributes its sum, its sum of squares and its count; mean and variance are those of all samples together,
-forward and backward, so that any split gives what one process would compute.
+Each rank contributes its sum, its sum of squares and its count. Mean and variance are those of all samples, in the
+forward and in the backward pass, so that every split gives the result of one process.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["SyncedBatchNorm", "WireHolder", "prepare_batchnorm"]
 
 
 class WireHolder:
-    """The wire of the current view, shared by all layers that need one."""
+    """The wire of the present view, shared by all layers that exchange statistics."""
 
     def __init__(self) -> None:
         self.wire: Wire | None = None
         self.broken: Broken | None = None
-        """Why the view ended in the middle of a forward pass, where only the step that follows can act on it."""
+        """The error if the view ended during a forward pass; the next call of the training loop raises it."""
         self.counts = True
-        """Whether this rank has samples in the step; those of one without are left out of the statistics."""
+        """Whether this rank has samples in the step; otherwise its statistics are left out."""
 
 
 class _Sum(torch.autograd.Function):
@@ -52,7 +52,7 @@ class _Sum(torch.autograd.Function):
 
 
 class SyncedBatchNorm(_BatchNorm):
-    """BatchNorm whose statistics are those of all ranks' samples."""
+    """BatchNorm with statistics over the samples of all ranks."""
 
     def __init__(self, plain: _BatchNorm, holder: WireHolder) -> None:
         super().__init__(plain.num_features, plain.eps, plain.momentum, plain.affine, plain.track_running_stats)
@@ -66,7 +66,7 @@ class SyncedBatchNorm(_BatchNorm):
             raise ValueError(f"expected a batch of vectors or images, got {input.dim()} dimensions")
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        """Normalised by the whole batch while training, by the running statistics otherwise."""
+        """Normalise by the statistics of the whole batch in training, and by the running statistics otherwise."""
         wire = self.holder.wire
         if not self.training or wire is None or wire.size == 1:
             return super().forward(input)
@@ -100,14 +100,14 @@ class SyncedBatchNorm(_BatchNorm):
 
 
 def _has_plain_batchnorm(model: nn.Module) -> bool:
-    """Whether some layer normalises over its rank's share alone."""
+    """Whether a layer normalises over the share of its rank only."""
     return any(isinstance(part, _BatchNorm) and not isinstance(part, SyncedBatchNorm) for part in model.modules())
 
 
 def _synchronise(model: nn.Module, holder: WireHolder, kind: type[_BatchNorm]) -> None:
-    """Replace every BatchNorm of a kind by one over the whole batch; parameters stay the same objects."""
+    """Replace every BatchNorm of a class by one over the whole batch; the parameter objects stay."""
     for name, part in model.named_children():
-        if isinstance(part, SyncedBatchNorm):  # of an earlier join
+        if isinstance(part, SyncedBatchNorm):  # replaced by an earlier join
             part.holder = holder
         elif isinstance(part, kind):
             setattr(model, name, SyncedBatchNorm(part, holder))
@@ -116,9 +116,9 @@ def _synchronise(model: nn.Module, holder: WireHolder, kind: type[_BatchNorm]) -
 
 
 def prepare_batchnorm(model: nn.Module, holder: WireHolder, settings: Settings, *, ranks: int) -> bool:
-    """Whether layers need a wire of their own; a model whose results depend on the split is warned about.
+    """Replace BatchNorm layers as the settings say, or warn; return whether layers need a wire of their own.
 
-    `nn.SyncBatchNorm` asks for the whole batch by itself, and knows torch.distributed only.
+    `nn.SyncBatchNorm` is always replaced: it needs the whole batch, and supports torch.distributed only.
     """
     _synchronise(model, holder, _BatchNorm if settings.batchnorm == "sync" else nn.SyncBatchNorm)
     if ranks > 1 and _has_plain_batchnorm(model):

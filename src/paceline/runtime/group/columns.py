@@ -1,7 +1,8 @@
-"""Exchange of gradients between units, some of them sharded: every part is summed over the ranks that hold it.
+"""Exchange of gradients between units, some of them sharded: each part is summed over the ranks that hold it.
 
-A column is one rank of each unit, and the parts of parameters that all of them hold: with units [0, 1] and [2], ranks 0
-and 2 sum the first rows of every parameter, ranks 1 and 2 the others. Each column has its own wire and `Reducer`.
+A column consists of one rank of each unit, and of the parts of parameters that these ranks hold. With units [0, 1] and
+[2], ranks 0 and 2 sum the first rows of every parameter, and ranks 1 and 2 the other rows. Each column has its own
+wire and `Reducer`.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from paceline.runtime.group.wire import Broken, Wire
 __all__ = ["ColumnReducer", "Columns", "columns_of", "complete_units"]
 
 Part = tuple[int, int, int]
-"""Index of a parameter, and from where to where in its numbers, counted through the whole of it."""
+"""Index of a parameter, and begin and end of a range of elements of the whole parameter."""
 Columns = dict[tuple[int, ...], list[Part]]
-"""What each column sums; a column is a rank of each unit."""
+"""The parts that each column sums; a column is a tuple of ranks, one of each unit."""
 
 
 def complete_units(
     firsts: Sequence[int], indices: Sequence[int], counts: Sequence[int], *, mine: Unit, rank: int
 ) -> list[list[int]]:
-    """The ranks of each unit, in the order of their shards, from what each rank says of itself.
+    """The ranks of each unit in the order of their shards, from the report of each rank.
 
-    Whose unit has lost a rank cannot go on; for the others this view ends, and the next is without those.
+    Ranks of a unit that has lost a rank cannot continue. On the other ranks this view ends, and the next view is
+    formed without that unit.
     """
     units: dict[Any, list[tuple[int, int]]] = {}
     for number, (first, index) in enumerate(zip(firsts, indices, strict=True)):
@@ -45,7 +47,7 @@ def complete_units(
 
 
 def columns_of(units: Sequence[Sequence[int]], shapes: Sequence[torch.Size]) -> Columns:
-    """Which ranks sum which parts of the parameters."""
+    """The columns: which ranks sum which parts of the parameters."""
     columns: Columns = {}
     for number, shape in enumerate(shapes):
         rows = shape[0] if shape else 1
@@ -58,7 +60,7 @@ def columns_of(units: Sequence[Sequence[int]], shapes: Sequence[torch.Size]) -> 
 
 
 def _own(part: Part, shape: torch.Size, unit: Unit) -> tuple[int, int]:
-    """A part as it is counted from where this rank's rows begin."""
+    """Begin and end of a part, relative to the first element that this rank holds."""
     _, begin, end = part
     rows = shape[0] if shape else 1
     before = rows_of(rows, unit.ranks, unit.index)[0] * (shape.numel() // max(1, rows))
@@ -66,26 +68,26 @@ def _own(part: Part, shape: torch.Size, unit: Unit) -> tuple[int, int]:
 
 
 class _Piece:
-    """A part of a parameter that this rank holds; a `Reducer` takes it for a parameter."""
+    """A part of a parameter that this rank holds; a `Reducer` treats it as a parameter."""
 
     requires_grad = True
 
     def __init__(self, parameter: nn.Parameter, begin: int, end: int, failed: list[Broken]) -> None:
-        """From `begin` to `end` in the numbers that this rank holds."""
+        """`begin`, `end`: range of the elements that this rank holds."""
         self._parameter, self._begin, self._end, self._failed = parameter, begin, end, failed
         self.dtype, self.device, self.shape = parameter.dtype, parameter.device, torch.Size([end - begin])
 
     def numel(self) -> int:
-        """How many numbers."""
+        """Number of elements."""
         return self._end - self._begin
 
     def element_size(self) -> int:
-        """Bytes of each."""
+        """Bytes of one element."""
         return self._parameter.element_size()
 
     @property
     def grad(self) -> Tensor | None:
-        """This part of the gradient."""
+        """The gradient of this part."""
         gradient = self._parameter.grad
         return None if gradient is None else local_rows(gradient).reshape(-1)[self._begin : self._end]
 
@@ -102,7 +104,8 @@ class _Piece:
         local_rows(parameter.grad).view(-1)[self._begin : self._end] = total
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> Any:
-        """Called by FSDP2 in the middle of its backward pass, which has to end: a broken view is noted for later."""
+        """Register a hook that FSDP2 calls during its backward pass. The backward pass must not be interrupted, so
+        the hook stores a `Broken` error for later."""
 
         def guarded(parameter: Tensor) -> None:
             try:
@@ -115,7 +118,7 @@ class _Piece:
 
 
 class ColumnReducer:
-    """The exchange of this rank's columns, with the methods of a `Reducer`."""
+    """The exchange of the columns of this rank, with the methods of a `Reducer`."""
 
     def __init__(
         self,
@@ -126,15 +129,15 @@ class ColumnReducer:
         unit: Unit,
         **how: Any,
     ) -> None:
-        """`wire`: of all ranks, for their notes; `connect`: a wire of the ranks of a column, by its number."""
+        """`wire`: connects all ranks, for their notes; `connect`: makes a wire for the ranks of a column."""
         self._wire, self._failed = wire, list[Broken]()
         self._notes = torch.zeros(NOTES, wire.size, dtype=torch.float64)
         self._norms = torch.zeros(len(columns), dtype=torch.float64)
         self.sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
-        """Bytes of each gradient, over all shards."""
+        """Bytes of each gradient, summed over all shards."""
         self._columns: list[tuple[list[int], Reducer]] = []
         self._summed: list[tuple[int, list[_Piece]]] = []
-        """Numbers of the columns for whose norm this rank speaks, and their pieces."""
+        """Columns whose norm this rank contributes, by number, and their pieces."""
         for number, (owners, parts) in enumerate(columns.items()):
             if wire.rank not in owners:
                 continue
@@ -153,7 +156,7 @@ class ColumnReducer:
 
     @property
     def ready_seconds(self) -> list[float]:
-        """When each gradient was last ready, since the step began."""
+        """Seconds from the begin of the step until each gradient was ready, in the newest step."""
         latest = [0.0] * len(self.sizes)
         for numbers, reducer in self._columns:
             for number, seconds in zip(numbers, reducer.ready_seconds, strict=True):
@@ -161,12 +164,12 @@ class ColumnReducer:
         return latest
 
     def arrange_as_ready(self, ready: Sequence[float]) -> None:
-        """The same bucket sizes, filled in the order in which gradients were ready."""
+        """Fill buckets of the same sizes in the order in which gradients became ready."""
         for numbers, reducer in self._columns:
             reducer.arrange_as_ready([ready[number] for number in numbers])
 
     def arrange(self, buckets: Sequence[Sequence[int]]) -> None:
-        """Exchange in these buckets of parameters from now on."""
+        """Use these buckets of parameters from now on."""
         for numbers, reducer in self._columns:
             places: dict[int, list[int]] = {}
             for place, number in enumerate(numbers):
@@ -175,7 +178,7 @@ class ColumnReducer:
             reducer.arrange([bucket for bucket in own if bucket])
 
     def begin(self, weight: float, *, step_began: float, notes: Sequence[float]) -> None:
-        """The next backward pass is the last of this step."""
+        """Exchange the gradients of the next backward pass, which is the last of this step."""
         self._failed.clear()
         self._notes.zero_()
         self._notes[: len(notes), self._wire.rank] = torch.tensor(notes, dtype=torch.float64)
@@ -183,7 +186,7 @@ class ColumnReducer:
             reducer.begin(weight, step_began=step_began, notes=())
 
     def flush(self) -> None:
-        """Send what the backward pass did not touch."""
+        """Send the buckets that the backward pass did not complete."""
         if self._failed:
             raise self._failed[0]
         for _, reducer in self._columns:
@@ -191,13 +194,13 @@ class ColumnReducer:
         self._wait_for_notes = self._wire.all_reduce(self._notes)
 
     def finish(self) -> None:
-        """Wait for all columns; every gradient that this rank holds is then the sum over all ranks."""
+        """Wait for all columns; afterwards each gradient on this rank is the sum over all ranks."""
         for _, reducer in self._columns:
             reducer.finish()
         self._wait_for_notes()
 
     def norm(self) -> float:
-        """The norm of the whole gradient; the same number on every rank, whatever it holds."""
+        """The norm of the whole gradient; equal on all ranks, whichever parts they hold."""
         self._norms.zero_()
         for number, pieces in self._summed:
             found = [piece.grad.double().square().sum() for piece in pieces if piece.grad is not None]
@@ -206,11 +209,11 @@ class ColumnReducer:
         return float(self._norms.sum()) ** 0.5
 
     def noted(self) -> list[list[float]]:
-        """What each rank noted with this step's gradients."""
+        """The notes of all ranks that were sent with the gradients of this step."""
         noted: list[list[float]] = self._notes.tolist()
         return noted
 
     def close(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         for _, reducer in self._columns:
             reducer.close()

@@ -1,6 +1,7 @@
-"""The collectives of one view over MPI, for clusters whose fast network needs MPI. MPI ends a job when one of its
-processes fails, so a group over MPI is balanced but not fault-tolerant. The rendezvous also uses MPI: no address and no
-secret are needed.
+"""The collectives of one view over MPI, for clusters whose fast network needs MPI.
+
+MPI ends a job when one of its processes fails, so a group over MPI is balanced but not fault-tolerant. The rendezvous
+also uses MPI, so that no address and no secret have to be given.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from paceline.runtime.members.rendezvous import LaunchContext, mpi_size
 
 __all__ = ["MpiWire", "mpi_launch_context"]
 
-NAP = 0.00005
-"""Seconds between two tests of an operation: MPI makes progress when it is asked, and a busy loop would keep the
-core busy beside the computation."""
+TEST_INTERVAL = 0.00005
+"""Seconds between two tests of an operation. MPI makes progress only when it is called, and a busy loop would occupy
+the core beside the computation."""
 GREETING = 256
-"""Bytes for address, port and secret."""
+"""Size in bytes of the message with address, port and secret."""
 
 
 def _mpi() -> Any:
@@ -35,7 +36,7 @@ def _mpi() -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise Unsupported(
-            f"ranks that meet or exchange over MPI need mpi4py and an MPI library: {error}",
+            f"a rendezvous or exchange over MPI needs mpi4py and an MPI library: {error}",
             hint="pip install mpi4py, on every host; or without transport='mpi' set MASTER_ADDR, MASTER_PORT and "
             f"{variables.SECRET}",
         ) from error
@@ -45,7 +46,7 @@ def _mpi() -> Any:
 
 
 def mpi_launch_context() -> LaunchContext:
-    """This process among those of its mpirun; rank 0 sends all the rendezvous and the secret."""
+    """The launch context of a process under mpirun; rank 0 broadcasts the rendezvous and the secret."""
     mpi = _mpi()
     world, greeting = mpi.COMM_WORLD, bytearray(GREETING)
     _check_world(world.Get_size(), mpi.Get_library_version())
@@ -62,7 +63,7 @@ def mpi_launch_context() -> LaunchContext:
 
 
 def _check_world(size: int, library: str) -> None:
-    """Refuse to train alone, or with some, where mpirun has started more."""
+    """Refuse to train if mpi4py sees fewer processes than mpirun has started."""
     if size >= mpi_size():
         return
     raise Unsupported(
@@ -73,7 +74,7 @@ def _check_world(size: int, library: str) -> None:
 
 
 def _own_address() -> str:
-    """By which the other hosts reach this one."""
+    """The address by which other hosts reach this host."""
     try:
         return os.environ.get(variables.ADDRESS) or socket.gethostbyname(socket.gethostname())
     except OSError as error:
@@ -84,7 +85,7 @@ def _own_address() -> str:
 
 
 class MpiWire(Wire):
-    """The ranks of one view as an MPI communicator."""
+    """A wire over an MPI communicator of the ranks of one view."""
 
     _swaps = False
 
@@ -101,7 +102,7 @@ class MpiWire(Wire):
         self._pending: list[Any] = []
 
     def all_reduce_promptly(self, tensor: Tensor) -> Callable[[], None]:
-        """No effect: MPI chooses the algorithm."""
+        """The same as `all_reduce`, because MPI chooses the algorithm."""
         return self.all_reduce(tensor)
 
     def _all_reduce(self, group: Any, tensor: Tensor) -> Any:
@@ -119,20 +120,20 @@ class MpiWire(Wire):
     def _wait(self, work: _Request) -> None:
         while not work.is_completed():
             if self._interrupted.is_set():
-                raise Broken("the group is being formed anew")
-            time.sleep(NAP)
+                raise Broken("the group forms a new view")
+            time.sleep(TEST_INTERVAL)
         if work.buffer is not work.tensor:
             work.tensor.copy_(work.buffer)
 
 
 class _Request:
-    """An operation under way, with the memory it works on."""
+    """A pending operation, and the memory that it uses."""
 
     def __init__(self, request: Any, tensor: Tensor, buffer: Tensor) -> None:
         self._request, self.tensor, self.buffer = request, tensor, buffer
         self._done = False
 
     def is_completed(self) -> bool:
-        """Whether it has ended; asking is what drives it on."""
+        """Whether the operation has ended; MPI makes progress during this call."""
         self._done = self._done or bool(self._request.Test())
         return self._done

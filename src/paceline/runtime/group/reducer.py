@@ -1,7 +1,8 @@
-"""Gradients summed over the ranks in buckets, while the backward pass still computes the others.
+"""Sums gradients over the ranks in buckets, while the backward pass computes further gradients.
 
-Each gradient is multiplied by the rank's weight on its way into the bucket, as DistributedDataParallel multiplies by
-1 / ranks: with equal shares the same numbers travel. After the exchange the gradients are views into the buckets.
+Each gradient is multiplied by the weight of the rank when it is copied into a bucket, as DistributedDataParallel
+multiplies by 1 / ranks: with equal shares both send the same values. After the exchange, gradients are views into the
+buckets.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from paceline.runtime.group.wire import Wire
 __all__ = ["NOTES", "Reducer"]
 
 NOTES = 7
-"""Numbers of each rank that travel with its gradients."""
+"""Number of values that each rank sends with its gradients."""
 
 
 class _Bucket:
-    """Some gradients side by side in one buffer."""
+    """Several gradients in one contiguous buffer."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], *, more: int = 0) -> None:
-        """`more`: numbers that travel behind the gradients."""
+        """`more`: number of values that are sent after the gradients."""
         first = parameters[0]
         total = sum(parameter.numel() for parameter in parameters)
         self.buffer = torch.zeros(total + more, dtype=first.dtype, device=first.device)
@@ -40,7 +41,7 @@ class _Bucket:
         self.wait: Callable[[], None] | None = None
 
     def fill(self, weight: float) -> None:
-        """Weighted gradients into the buffer; a parameter without gradient counts as zero."""
+        """Copy weighted gradients into the buffer; a parameter without gradient counts as zero."""
         for parameter, view in zip(self.parameters, self.views, strict=True):
             if parameter.grad is None:
                 view.zero_()
@@ -54,14 +55,14 @@ class _Bucket:
 
 
 class Reducer:
-    """The exchange of one model's gradients over one view of the group."""
+    """The exchange of the gradients of one model in one view of the group."""
 
     def __init__(
         self, parameters: Sequence[nn.Parameter], wire: Wire, *, limits: Sequence[float], prompt: bool = False
     ) -> None:
-        """`prompt`: the last bucket, for which all ranks wait, takes the fewest messages and carries notes.
+        """`prompt`: send the last bucket, for which all ranks wait, in as few messages as possible, with the notes.
 
-        Otherwise what travels is what DistributedDataParallel would send, and notes are a message of their own.
+        Otherwise messages are those of DistributedDataParallel, and notes are sent in a separate message.
         """
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._wire, self._prompt = wire, prompt
@@ -70,7 +71,7 @@ class Reducer:
         self._unused: list[int] = []
         self._began = 0.0
         self.ready_seconds = [0.0] * len(self._parameters)
-        """When each gradient was last ready, since the step began."""
+        """Seconds from the begin of the step until each gradient was ready, in the newest step."""
         self._limits = tuple(limits)
         self.arrange(list(reversed(bucket_members(fill_buckets(self.sizes, self._limits)))))
         self._handles = [
@@ -84,17 +85,17 @@ class Reducer:
         return [self._size(index) for index in range(len(self._parameters))]
 
     def arrange_as_ready(self, ready: Sequence[float]) -> None:
-        """The same bucket sizes, filled in the order in which gradients were ready."""
+        """Fill buckets of the same sizes in the order in which gradients became ready."""
         order = sorted(range(len(ready)), key=lambda index: (ready[index], -index))
         last = fill_buckets([self._size(index) for index in order], self._limits)
         self.arrange([[order[i] for i in bucket] for bucket in bucket_members(last)])
 
     def arrange(self, buckets: Sequence[Sequence[int]]) -> None:
-        """Exchange in these buckets from now on; gradients of different type never share one."""
+        """Use these buckets from now on; each bucket has gradients of one data type."""
         pure = [part for bucket in buckets for part in self._by_type(bucket)]
         *early, last = [[self._parameters[index] for index in bucket] for bucket in pure]
         ranks = self._wire.size
-        # What each rank notes, and how many ranks have not used some parameter.
+        # The notes of each rank, and the number of ranks that have not used every parameter.
         numbers = NOTES * ranks + 1
         along = numbers if self._prompt and last[0].dtype in (torch.float32, torch.float64) else 0
         self._buckets = [*map(_Bucket, early), _Bucket(last, more=along)]
@@ -104,9 +105,9 @@ class Reducer:
         self.layout = [list(part) for part in pure]
 
     def begin(self, weight: float, *, step_began: float, notes: Sequence[float]) -> None:
-        """The next backward pass is the last of this step: exchange its gradients, weighted, and some numbers.
+        """Exchange the weighted gradients of the next backward pass, which is the last of this step, and the notes.
 
-        A weight of 0 is that of a rank without samples.
+        The weight of a rank without samples is 0.
         """
         self._weight, self._armed, self._began = weight, True, step_began
         self._notes.zero_()
@@ -117,7 +118,7 @@ class Reducer:
             bucket.missing, bucket.wait = len(bucket.parameters), None
 
     def flush(self) -> None:
-        """Send what the backward pass did not touch."""
+        """Send the buckets that the backward pass did not complete."""
         self._armed = False
         self._unused = [index for index, parameter in enumerate(self._parameters) if parameter.grad is None]
         if self._unused and self._weight:
@@ -126,7 +127,7 @@ class Reducer:
             self._send()
 
     def finish(self) -> None:
-        """Wait for all buckets; every parameter's gradient is then the weighted sum, or none if no rank used it."""
+        """Wait for all buckets. Each gradient is then the weighted sum, or None if no rank used the parameter."""
         for bucket in self._buckets:
             assert bucket.wait is not None
             bucket.wait()
@@ -138,7 +139,7 @@ class Reducer:
             self._drop_unused()
 
     def _drop_unused(self) -> None:
-        """As in one process, a parameter that took no part in the step has no gradient, and no decay."""
+        """Remove gradients of parameters that no rank used, so that the optimizer applies no decay to them."""
         used = torch.ones(len(self._parameters))
         used[self._unused] = 0.0
         self._wire.all_reduce(used)()
@@ -147,12 +148,12 @@ class Reducer:
                 parameter.grad = None
 
     def noted(self) -> list[list[float]]:
-        """What each rank noted with this step's gradients: all first numbers, all second ones, and so on."""
+        """The notes sent with the gradients of this step: a list of the first values of all ranks, and so on."""
         ranks, notes = self._wire.size, self._notes.tolist()
         return [notes[number * ranks : (number + 1) * ranks] for number in range(NOTES)]
 
     def close(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         self._armed = False
         for handle in self._handles:
             handle.remove()
@@ -171,7 +172,7 @@ class Reducer:
     def _send(self) -> None:
         """Send the next bucket.
 
-        Buckets leave in their order on every rank, whichever fills first: collectives match by the order of calls.
+        Every rank sends buckets in the same order, whichever is filled first, because collectives match by call order.
         """
         bucket = self._buckets[self._next]
         self._next += 1

@@ -1,4 +1,4 @@
-"""A process's group, and one view of it at work: its wire, its balance, its gradient exchange."""
+"""The group of a process, and the session of one view: its wire, its balance and its gradient exchange."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ log = logging.getLogger("paceline.runtime")
 ALWAYS = ("costs", "link", "terms", "identity")
 """Parts of a report that ranks need even if they hold equal states."""
 INPUT_BOUND = 0.5
-"""Share of a rank's step that loading takes, beyond which its input is why it has no more samples."""
+"""If loading takes more than this share of a rank's step, the explanation names input as its limit."""
 ARRANGE_AFTER = (4, 16)
-"""Committed steps of a view after which buckets are arranged anew from the times seen."""
+"""Numbers of committed steps of a view after which buckets are chosen again from measured times."""
 
 
 class GroupSession:
-    """What exists from one change of the group to the next."""
+    """The state of a group during one view."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class GroupSession:
         synced: bool,
         report: dict[str, Any],
     ) -> None:
-        """`report`: what this rank could tell the others, if it is the most advanced."""
+        """`report`: what this rank sends to the others if it is the most advanced rank."""
         self.view, self._training, self._holder = view, training, holder
         self.rank, self.size = member.rank, view.size
         self._wires: list[Wire] = []
@@ -63,28 +63,28 @@ class GroupSession:
             raise
         self._committed = 0
         self._reported: tuple[tuple[int, ...], float, float, float, float] | None = None
-        """Shares of the step before, what it and loading its samples cost this rank, squared norms of this rank's
-        gradient and of all."""
+        """Of the previous step: shares, seconds of this rank, seconds of loading, and squared norms of the gradient of
+        this rank and of the whole gradient."""
         self.loading: list[float] = []
-        """Seconds of loading of each rank in the newest step that all know of."""
+        """Seconds of loading of each rank, in the newest step whose notes were exchanged."""
         self._began = time.perf_counter(), time.process_time()
 
     def _set_up(self, member: Member, report: dict[str, Any], *, synced: bool) -> None:
-        # Every rank does all of this in the same order, since each part is a collective. The state comes before the
-        # balance, which starts from the costs that the most advanced rank reported.
+        # All ranks run these lines in the same order, because each is a collective. The state is shared before the
+        # balance is made, because the balance starts from the costs in the report of the most advanced rank.
         self.wire = self._connect(member, "gradients ")
         self.peers = self._share_peers()
-        """All ranks of the view, in order."""
+        """The peers of the view in the order of ranks."""
         chunks, ahead, *places = self._share_facts()
         self.ahead = max(ahead)
-        """Steps whose shares are decided before they begin: as far as the deepest loader of any rank prefetches."""
+        """How many steps ahead shares are decided: the largest prefetch depth of all ranks."""
         self.units = complete_units(*places, mine=self._training.unit, rank=self.rank)
-        """Ranks that hold one model together, of all ranks of the view."""
+        """The units of the view: lists of ranks that hold one model together."""
         self._training.writes = any({0, self.rank} <= set(unit) for unit in self.units)
         source = self._share_state(report)
         self._holder.wire = self._connect(member, "layers ") if synced else None
         self._holder.broken = None
-        # All others have taken the view, or the exchanges above would not have ended.
+        # The exchanges above have completed, so all other members have received the view.
         member.establish(self.view)
         self.balance = self._balance(source, chunks, synced)
         self._link = self._measure_link(source)
@@ -107,7 +107,7 @@ class GroupSession:
         )
 
     def exchange(self, shares: tuple[int, ...], cost: float, loading: float) -> None:
-        """Finish the exchange of this step's gradients; what the step before cost everybody arrives with it."""
+        """Finish the exchange of gradients; the notes of all ranks about the previous step arrive with it."""
         noise = self._training.settings.noise
         self.reducer.flush()
         local = self._squared_norm() if noise and shares[self.rank] else 0.0
@@ -121,21 +121,21 @@ class GroupSession:
             before, (costs, self.loading, small, large) = self._reported[0], noted
             self.balance.learn(before, costs)
             if noise:
-                # The norm of all is the first rank's, so that every rank comes to the same estimate.
+                # All ranks use the norm that rank 0 computed, so that their estimates are equal.
                 self._training.noise.observe_ranks(before, small, large[0])
-        # The loss was weighted before the backward pass where layers sum over ranks, or by its count.
+        # With synchronised layers, or with counts, the loss was weighted before the backward pass.
         own = shares[self.rank] if self._holder.wire is not None and counts[self.rank] < 0 else counts[self.rank]
         if own > 0:
             local *= (sum(shares) / own) ** 2
         self._reported = (shares, cost, loading, local, self._squared_norm() if noise else 0.0)
 
     def begin(self, weight: float, *, step_began: float, count: float) -> None:
-        """The next backward pass is the last of this step; what the step before cost travels with its gradients."""
+        """Exchange the gradients of the next backward pass, with the notes about the previous step."""
         before = self._reported[1:] if self._reported else (0.0, 0.0, 0.0, 0.0)
         self.reducer.begin(weight, step_began=step_began, notes=(*before, count, *self._training.alike()))
 
     def _normalise(self, shares: tuple[int, ...], counts: Sequence[float]) -> None:
-        """Gradients per item, where losses are means over counted items and not over samples."""
+        """Divide gradients by the number of counted items, if losses are means over items and not over samples."""
         total = total_count(shares, counts)
         for parameter in self._training.parameters:
             if parameter.grad is not None and total:
@@ -146,7 +146,7 @@ class GroupSession:
         return float(sum(gradient.double().square().sum() for gradient in gradients))
 
     def after_commit(self) -> None:
-        """Arrange the buckets when enough was seen."""
+        """Choose the buckets again when enough steps were measured."""
         self._committed += 1
         if self._committed == 1 and self.size > 1:
             ready = torch.tensor(self.reducer.ready_seconds, dtype=torch.float64)
@@ -158,7 +158,7 @@ class GroupSession:
                 log.info("after %d steps: %s", self._committed, self.explain(self._training.global_batch))
 
     def explain(self, batch: int) -> str:
-        """Why the group steps as it does: who takes how much, what the exchange costs, what would help."""
+        """Text that explains the split: the share of each rank, the cost of the exchange, and what would help."""
         shares = self.balance.shares(batch)
         if self.size == 1 or not self.balance.plain():
             return f"{self.size} rank takes all {batch} samples" if self.size == 1 else "nothing measured yet"
@@ -184,11 +184,11 @@ class GroupSession:
         return [self._link.alpha, self._link.beta, self._link.effort] if self._link else None
 
     def facts(self) -> dict[str, Any]:
-        """What the balance and the exchange came to."""
+        """Results of the balance and of the exchange."""
         return {"costs": self.balance.plain(), "link": self.link_plain(), "buckets": len(self.reducer.layout)}
 
     def close(self) -> None:
-        """Leave this view."""
+        """End the session: remove hooks and close the wires."""
         self.reducer.close()
         self._leave()
 
@@ -198,14 +198,14 @@ class GroupSession:
             wire.leave()
 
     def _connect(self, member: Member, prefix: str, ranks: Sequence[int] = ()) -> Wire:
-        """All ranks of the view, or some."""
+        """A new wire between all ranks of the view, or between some."""
         store = BoardStore(member, self.view.number, prefix)
         wire = self._wire_over(store, member, ranks or range(self.size))
         self._wires.append(wire)
         return wire
 
     def _wire_over(self, store: BoardStore, member: Member, ranks: Sequence[int]) -> Wire:
-        """What the settings ask for; NCCL by itself where the model is on a GPU."""
+        """The transport of the settings; by default NCCL for a model on a GPU, and Gloo otherwise."""
         transport, interrupted = self._training.settings.transport, member.interrupted
         if transport == "mpi":
             from paceline.runtime.group.mpi import MpiWire
@@ -219,14 +219,14 @@ class GroupSession:
         return Wire(store, ranks.index(self.rank), len(ranks), address=address, interrupted=interrupted, nccl=nccl)
 
     def _share_peers(self) -> tuple[Peer, ...]:
-        """The first rank knows all peers; where there are many, the others know only who may lead next."""
+        """Broadcast the peers from the first rank; in a large view the others know only the first ranks."""
         if len(self.view.peers) == self.size <= HELD:
             return self.view.peers
         plain = self.wire.tell(json.dumps([list(vars(peer).values()) for peer in self.view.peers]), 0)
         return tuple(Peer(*values) for values in json.loads(plain))
 
     def _share_state(self, report: dict[str, Any]) -> dict[str, Any]:
-        """Everybody becomes what the most advanced is; the report of that one, which travels over the wire only."""
+        """Copy the state of the most advanced rank to all ranks; return the report of that rank."""
         source, alike = self.view.source, self.view.alike
         if self.size == 1:
             return report
@@ -239,14 +239,14 @@ class GroupSession:
             speaks, mine = source == self.rank, None
             if self.rank in unit:
                 mine = [spread_rows(tensor, speaks=speaks) for tensor in self._training.tensors()]
-            # The ranks of a unit hold parts of the state, whose sum it is.
+            # Each rank of a unit contributes its rows, with zeros elsewhere: the sum is the whole state.
             send = self._sum if len(unit) > 1 else lambda tensor: self.wire.broadcast(tensor, source)
             tensors = broadcast_state(told["state"], mine, send, receive=not speaks)
             self._agree(lambda: None if speaks else self._training.take(told, tensors))
         return told
 
     def _agree(self, check: Callable[[], None]) -> None:
-        """Raise what a check refuses; at the start of a job every rank does, later those that were there go on."""
+        """Run a check on all ranks and raise its error: at the start of a job on all ranks, later on refused ones."""
         own: InputError | None = None
         try:
             check()
@@ -258,7 +258,7 @@ class GroupSession:
         reasons = {rank: self.wire.tell(str(own), rank) for rank in refused.nonzero().flatten().tolist()}
         if not reasons:
             return
-        with contextlib.suppress(Broken):  # who has the reasons may be gone before all have them
+        with contextlib.suppress(Broken):  # a rank that has all reasons may leave before the others have
             self.wire.barrier()
         if own is not None:
             raise own
@@ -271,7 +271,7 @@ class GroupSession:
         self.wire.all_reduce(tensor)()
 
     def _share_facts(self) -> list[list[int]]:
-        """Of each rank: samples that fit at once, how far it loads ahead, and which shards of which unit it holds."""
+        """Exchange facts of each rank: samples per pass, prefetch depth, unit, and index and number of its shards."""
         training, unit = self._training, self._training.unit
         facts = torch.zeros(5, self.size, dtype=torch.int64)
         mine = [training.settings.chunk or 0, training.ahead, unit.first, unit.index, unit.ranks]
@@ -300,7 +300,7 @@ class GroupSession:
         return self.wire.probe(total)
 
     def _arrange(self, link: LinkCost) -> None:
-        """The best buckets for the mean of the times at which gradients were ready; the same on every rank."""
+        """Choose the best buckets for the mean ready times of gradients over all ranks; equal on all ranks."""
         seen = torch.tensor([*self.reducer.ready_seconds, self._busy()], dtype=torch.float64)
         self.wire.all_reduce(seen)()
         *seconds, busy = (seen / self.size).tolist()
@@ -312,7 +312,7 @@ class GroupSession:
         self.reducer.arrange([[order[i] for i in bucket] for bucket in bucket_members(last)])
 
     def _busy(self) -> float:
-        """The share of the time that this process computed on a processor, of which messages then take their part."""
+        """Share of the time for which this process computes on a CPU, where messages delay the computation."""
         if self._training.device.type != "cpu":
             return 0.0
         moment, spent = self._began
@@ -320,36 +320,36 @@ class GroupSession:
 
 
 class RankGroup:
-    """This process's group through all of its views: its member, and the session of the present view."""
+    """The group of this process over all views: its member, and the session of the present view."""
 
     def __init__(self, member: Member, training: Training, *, holder: WireHolder, synced: bool) -> None:
         self.member, self.training = member, training
         self._holder, self._synced = holder, synced
         self._session: GroupSession | None = None
         self.views: list[tuple[int, int, float]] = []
-        """Each view this rank was in: number, ranks, and when it began by time.monotonic()."""
+        """Each view of this rank: number, number of ranks, and time.monotonic() at its begin."""
         self.last_end = time.perf_counter()
-        """When the last step, exchange or change of the group ended: from there the next step is timed."""
+        """When the last step, exchange or change of the group ended; the time of the next step starts here."""
 
     @property
     def session(self) -> GroupSession:
-        """The present view at work."""
+        """The session of the present view."""
         if self._session is None:
             raise InputError("the group is joined by `with join(...) as pace:`")
         return self._session
 
     def report(self) -> dict[str, Any]:
-        """What this rank says of itself when a view is formed."""
+        """The report of this rank for the next view."""
         session = self._session
         if session is None:
             return self.training.report(self.training.costs, None)
         return self.training.report(session.balance.plain(), session.link_plain())
 
     def enter(self, view: View | None = None) -> None:
-        """Take the next view, and the one after if that breaks while it is set up."""
+        """Enter the next view; if it breaks while it is set up, enter the one after it."""
         while True:
-            # The report before the session closes, which holds what was measured; closed before the next view is asked
-            # for, so that no hook of the old exchange runs in the new one.
+            # The report needs the measurements of the session, so it is made first. The session closes before the next
+            # view is requested, so that no hook of the old exchange runs in the new view.
             report = self.report()
             if self._session is not None:
                 self._session.close()
@@ -366,17 +366,17 @@ class RankGroup:
         self.last_end = time.perf_counter()
 
     def check_certain(self) -> None:
-        """The view has ended if the others may have gone on without this process."""
+        """Raise `Broken` if the other ranks may have continued without this process."""
         if self.member.doubtful:
             raise Broken("this process may have been declared failed while it waited")
 
     def recover(self, error: Broken) -> None:
-        """Change to the next view after the present one has failed."""
+        """Enter the next view after the present one has failed."""
         self.member.report_failure(self.session.view, str(error))
         self.enter()
 
     def move(self, member: Member) -> None:
-        """Continue with other ranks; the cost of samples is kept, the cost of links is measured again."""
+        """Continue with another group; costs of samples are kept, costs of links are measured again."""
         self.member = member
         session, self._session = self.session, None
         self.training.costs = session.balance.plain()

@@ -1,12 +1,12 @@
-"""Models larger than a device: ranks that hold one model together, sharded by FSDP2, as one unit of the group.
+"""Models larger than a device: ranks that hold one model together, sharded by FSDP2, form one unit of the group.
 
-    mesh = shard_mesh([[0, 1], [2]])                 # this rank's unit; None where it is alone
+    mesh = shard_mesh([[0, 1], [2]])                 # the unit of this rank; None if it is alone
     if mesh is not None:
         fully_shard(model, mesh=mesh)
 
-A rank that holds the whole model is a unit too. FSDP2 sums gradients inside a unit; between units each shard travels
-between those that hold it (`columns.py`). FSDP2's own exchanges cannot be interrupted, so the ranks of a unit enter
-them together or not at all: before each step, and before each commit, they agree (`together`).
+A rank that holds the whole model is a unit as well. FSDP2 sums gradients inside a unit; between units, each shard is
+summed over the ranks that hold it (`columns.py`). Exchanges of FSDP2 cannot be interrupted, so all ranks of a unit must
+enter them or none: they agree before each step and before each commit (`together`).
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ __all__ = [
 ]
 
 LOST = "a rank that holds shards of this rank's model has failed, and its shards with it"
-HINT = "start the ranks of this unit again, with a checkpoint or beside a unit that goes on"
+HINT = "restart the ranks of this unit, with a checkpoint or while another unit continues"
 
 
 def shard_mesh(units: Sequence[Sequence[int]], *, timeout: float = 300.0) -> DeviceMesh | None:
-    """The mesh for `fully_shard(model, mesh=...)` on this rank; None if its unit is this rank alone.
+    """The mesh for `fully_shard(model, mesh=...)` on this rank; None if the unit consists of this rank alone.
 
-    `units` has every rank once. A unit fails after `timeout` seconds without a message of another rank.
+    `units` lists every rank once. A unit fails after `timeout` seconds without a message from another of its ranks.
     """
     if not dist.is_initialized():
         if not dist.is_torchelastic_launched():
@@ -79,24 +79,24 @@ class Unit:
     ranks = 1
     index = 0
     first = -1
-    """The launcher's number of the unit's first rank, by which its ranks know each other; -1 for a rank alone."""
+    """The launched rank of the unit's first rank, which identifies the unit; -1 for a rank that is alone."""
     sharded = False
 
     def together(self, action: Callable[[], None]) -> None:
-        """Do it; of a unit with several ranks all go on afterwards, or for all the view has ended."""
+        """Run the action on all ranks of the unit; afterwards all continue, or `Broken` is raised on all."""
         action()
 
     def is_lost(self, error: BaseException | None) -> bool:
-        """Whether an error of the loop says that another rank of this unit has failed."""
+        """Whether an error of the training loop means that another rank of this unit has failed."""
         return False
 
     def lost(self) -> TrainingLost:
-        """What the ranks say that are left of a unit."""
+        """The error that the remaining ranks of a unit raise."""
         return TrainingLost(LOST, hint=HINT)
 
 
 class ShardUnit(Unit):
-    """This rank among those that hold one model together."""
+    """A unit of several ranks that hold one model together."""
 
     sharded = True
 
@@ -111,7 +111,7 @@ class ShardUnit(Unit):
         self.first = int(mesh.mesh.flatten()[0])
 
     def together(self, action: Callable[[], None]) -> None:
-        """Do it on all ranks of the unit; if the view has ended for one of them, it has for all."""
+        """Run the action on all ranks of the unit; if the view has ended for one rank, raise `Broken` on all."""
         broken: Broken | None = None
         try:
             action()
@@ -126,18 +126,18 @@ class ShardUnit(Unit):
             raise broken or Broken("the view has ended for another rank of this unit")
 
     def is_lost(self, error: BaseException | None) -> bool:
-        """FSDP2's exchanges report a failed peer as what Gloo or NCCL says."""
+        """FSDP2's exchanges report a failed peer as an error of Gloo or NCCL."""
         said = str(error).lower()
         return isinstance(error, RuntimeError) and any(name in said for name in ("gloo", "nccl", "closed by peer"))
 
 
 def is_sharded(value: Any) -> TypeGuard[DTensor]:
-    """Whether this is a tensor of which this rank holds a part only."""
+    """Whether this rank holds only a part of this tensor."""
     return isinstance(value, Tensor) and hasattr(value, "device_mesh")
 
 
 def unit_of(parameters: Sequence[nn.Parameter], settings: Settings) -> Unit:
-    """How this rank holds its model; what a sharded model cannot have is refused."""
+    """The unit of this rank; refuses settings that do not work with a sharded model."""
     sharded = [parameter for parameter in parameters if is_sharded(parameter)]
     if not sharded:
         return Unit()
@@ -164,15 +164,15 @@ def unit_of(parameters: Sequence[nn.Parameter], settings: Settings) -> Unit:
 
 
 def rows_of(rows: int, ranks: int, index: int) -> tuple[int, int]:
-    """The rows of a tensor that one of several ranks holds, as FSDP2 cuts it."""
+    """Begin and end of the rows that one of several ranks holds, divided as FSDP2 does."""
     each = -(-rows // ranks)
     return min(index * each, rows), min((index + 1) * each, rows)
 
 
 def spread_rows(tensor: Tensor, *, speaks: bool) -> Tensor:
-    """A tensor in its whole size with the rows that this rank holds, of which the sum over a unit is the whole.
+    """A tensor of whole size with the rows of this rank and zeros elsewhere; its sum over the unit is the whole tensor.
 
-    What is not sharded is given by the rank that `speaks`.
+    A tensor that is not sharded is contributed by the rank with `speaks` set.
     """
     if not is_sharded(tensor):
         return tensor if speaks else torch.zeros(tensor.shape, dtype=tensor.dtype)
@@ -184,12 +184,12 @@ def spread_rows(tensor: Tensor, *, speaks: bool) -> Tensor:
 
 
 def gather_whole(tensor: Tensor) -> Tensor:
-    """The whole of a sharded tensor, which all ranks of the unit ask for."""
+    """The whole of a sharded tensor; all ranks of the unit must call this."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def keep_own_rows(part: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """Of the state of a model or an optimizer, whole, the shards that this rank holds."""
+    """The shards of this rank, from the whole state of a model or an optimizer."""
     if isinstance(part, torch.optim.Optimizer):
         held = [parameter for group in part.param_groups for parameter in group["params"]]
         rows = {
@@ -204,7 +204,7 @@ def keep_own_rows(part: Any, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def own_rows(value: Any, like: Any) -> Any:
-    """Of a whole tensor the shard that this rank holds, if what it is `like` is sharded."""
+    """The shard of this rank, from a whole tensor, if `like` is sharded; otherwise the whole tensor."""
     if not is_sharded(like) or not isinstance(value, Tensor) or value.shape != like.shape:
         return value
     mesh = like.device_mesh
@@ -213,12 +213,12 @@ def own_rows(value: Any, like: Any) -> Any:
 
 
 def shard_like(local: Tensor, like: DTensor) -> DTensor:
-    """The rows of this rank as a part of a tensor that is sharded like another."""
+    """A sharded tensor from the rows of this rank, sharded like another tensor."""
     how = {"run_check": False, "shape": like.shape, "stride": like.stride()}
     shard: DTensor = type(like).from_local(local, like.device_mesh, like.placements, **how)
     return shard
 
 
 def local_rows(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor."""
+    """The rows of a tensor that this rank holds."""
     return tensor.to_local() if is_sharded(tensor) else tensor

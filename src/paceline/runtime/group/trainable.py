@@ -1,4 +1,4 @@
-"""What a shared step can train: refusals of models, optimizers and states, each with its reason."""
+"""Checks of models, optimizers and states: each refusal states why ranks cannot train them together."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ __all__ = [
 ]
 
 SUMMED = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
-"""Types of gradients that travel."""
-HOW = ("foreach", "fused", "capturable", "differentiable")
-"""Settings of an optimizer that may differ between devices: the results do not."""
+"""Data types of gradients that ranks can sum."""
+DEVICE_OPTIONS = ("foreach", "fused", "capturable", "differentiable")
+"""Settings of an optimizer that may differ between ranks, because they do not change results."""
 GRAPH, MEAN = 32, 1
 """Operators behind a loss that are looked at, and the reduction of which PyTorch says `mean`."""
 GOLDEN = 0.618
 EQUAL = 1e-6
-"""Of rates that are the same: they travel as float32."""
+"""Relative tolerance for equal rates, which are sent as float32."""
 
 
 def optimizers_of(given: object) -> tuple[torch.optim.Optimizer, ...]:
-    """One optimizer or several."""
+    """The optimizers as a tuple, from one optimizer or a list."""
     several = tuple(given) if isinstance(given, Iterable) else (given,)
     if several and all(isinstance(one, torch.optim.Optimizer) for one in several):
         return several
@@ -46,7 +46,7 @@ def optimizers_of(given: object) -> tuple[torch.optim.Optimizer, ...]:
 
 
 def check_trainable(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Refuse what ranks cannot train together."""
+    """Refuse models and optimizers that ranks cannot train together."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError("the model has no parameter that is trained")
     _check_sparse(model)
@@ -58,7 +58,7 @@ def check_trainable(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer
 
 @contextlib.contextmanager
 def fitting(source: str) -> Iterator[None]:
-    """A state that is not of this model, these optimizers and further states is the user's to mend."""
+    """Raise InputError if loading a state fails because the model, optimizers or further states differ."""
     try:
         yield
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -90,17 +90,17 @@ def _check_types(model: nn.Module) -> None:
 
 
 def kind_of(parameter: nn.Parameter) -> tuple[bool, torch.dtype, torch.device]:
-    """What must not change while it is trained."""
+    """Properties of a parameter that must not change during training."""
     return parameter.requires_grad, parameter.dtype, parameter.device
 
 
 def num_optimized(optimizers: Sequence[torch.optim.Optimizer]) -> int:
-    """Parameters that they have."""
+    """Number of parameters in all optimizers."""
     return sum(len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups)
 
 
 def leaves_out(loss: torch.Tensor, samples: int) -> bool:
-    """Whether a loss is a cross entropy that is a mean over some targets or their weights, and not over samples."""
+    """Whether a loss is a cross entropy whose mean is over a part of the targets, or weighted, not over samples."""
     nodes = [loss.grad_fn] if samples else []
     for node in nodes:
         if node is not None and node.name().startswith("NllLoss"):
@@ -119,7 +119,7 @@ def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> float:
         for optimizer in optimizers
         for group in optimizer.param_groups
         for name, value in sorted(group.items(), key=lambda item: str(item[0]))
-        if name not in {"params", *HOW}
+        if name not in {"params", *DEVICE_OPTIONS}
         for number in (value if isinstance(value, list | tuple) else (value,))
         if isinstance(number, int | float) or (isinstance(number, torch.Tensor) and number.numel() == 1)
     ]
@@ -127,13 +127,13 @@ def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> float:
 
 
 def norm_of(parameters: Sequence[nn.Parameter]) -> float:
-    """Of all numbers together."""
+    """The norm over all elements of all parameters."""
     with torch.no_grad():
         return float(torch.stack([one.detach().norm().double().cpu() for one in parameters]).norm())
 
 
 def refuse_apart(rates: Sequence[float], norms: Sequence[float], dtype: torch.dtype) -> None:
-    """Refuse to go on where ranks have come apart: each would train a model of its own."""
+    """Refuse to continue if optimizers or parameters differ between ranks: each would train a different model."""
     apart = [rank for rank, rate in enumerate(rates) if not _close(rate, rates[0], EQUAL)]
     if apart:
         raise InputError(
@@ -141,8 +141,8 @@ def refuse_apart(rates: Sequence[float], norms: Sequence[float], dtype: torch.dt
             hint="set them from what all ranks know, as pace.position or a metric of all samples; step a schedule only "
             "if pace.step() or pace.update() returned True, or give it to Settings(also=...)",
         )
-    # Devices of different kinds round differently, and far less than by the root of the type's precision.
-    whole = [rank for rank, norm in enumerate(norms) if norm]  # a rank that holds shards sends none
+    # Devices of different kinds round differently, but by far less than the square root of the type's precision.
+    whole = [rank for rank, norm in enumerate(norms) if norm]  # ranks that hold shards send 0
     apart = [rank for rank in whole if not _close(norms[rank], norms[whole[0]], torch.finfo(dtype).eps ** 0.5)]
     if apart:
         raise InputError(
@@ -153,14 +153,14 @@ def refuse_apart(rates: Sequence[float], norms: Sequence[float], dtype: torch.dt
 
 
 def _close(one: float, other: float, tolerance: float) -> bool:
-    """Within a part of the larger; what is not finite is close to what is not finite."""
+    """Whether two numbers are equal within a relative tolerance; two numbers that are not finite are equal."""
     if not (math.isfinite(one) and math.isfinite(other)):
         return math.isfinite(one) == math.isfinite(other)
     return abs(one - other) <= tolerance * max(abs(one), abs(other))
 
 
 def _check_foreign(optimizers: Sequence[torch.optim.Optimizer], model: nn.Module) -> None:
-    """Refuse optimizers of parameters that are not the model's: they would be trained by each rank alone, or not."""
+    """Refuse optimizers of parameters outside of the model, whose gradients would not be exchanged."""
     own = {id(parameter) for parameter in model.parameters()}
     for optimizer in optimizers:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -174,7 +174,7 @@ def _check_foreign(optimizers: Sequence[torch.optim.Optimizer], model: nn.Module
 
 
 def _check_closure(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse optimizers that evaluate the loss several times for one step."""
+    """Refuse optimizers that evaluate the loss several times per step."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise InputError(

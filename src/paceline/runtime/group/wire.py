@@ -1,8 +1,8 @@
-"""The collectives of one view of the group: all-reduce and broadcast on Gloo, interruptible while they wait.
+"""The collectives of one view of the group: all-reduce and broadcast over Gloo, which can be interrupted.
 
-A view's process group is never reused. When a view fails, the connections of its group are shut down, so that pending
-operations end. Operations that do not end are abandoned with their buffers: a peer that wakes up later writes into
-memory that is no longer read.
+A process group is used for one view only. When a view fails, the connections of its process group are shut down, so
+that pending operations end. Operations that do not end are abandoned together with their buffers, because a peer that
+resumes later may still write into this memory.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ __all__ = ["BoardStore", "Broken", "Wire"]
 
 
 class BoardStore(dist.Store):
-    """What Gloo's rendezvous needs of a store, over the authenticated connection to the leader."""
+    """The store for Gloo's rendezvous, over the authenticated connection to the leader."""
 
     def __init__(self, member: Member, view: int, prefix: str) -> None:
         super().__init__()
         self._member, self._view, self._prefix = member, view, prefix
         self.seen: list[bytes] = []
-        """Every value that was written or read, of which Gloo's are addresses."""
+        """Every value that was written or read; Gloo's values are addresses."""
 
     def set(self, key: str, value: Any) -> None:
-        """Publish a value."""
+        """Write a value to the board."""
         content = value.encode() if isinstance(value, str) else bytes(value)
         self.seen.append(content)
         self._member.put(self._view, self._prefix + key, content)
 
     def get(self, key: str) -> bytes:
-        """Wait for a value."""
+        """Wait for a value and return it."""
         value = self._member.read(self._view, self._prefix + key)
         if value is None:
             raise RuntimeError("the view ended before its members were connected")
@@ -48,7 +48,7 @@ class BoardStore(dist.Store):
         return value
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait for all keys."""
+        """Wait until all keys have values."""
         for key in keys:
             self.get(key)
 
@@ -61,27 +61,27 @@ class BoardStore(dist.Store):
 
 
 POLL = timedelta(milliseconds=100)
-"""Between two looks at whether the view has ended: the delay of an interruption, and no cost while a step runs."""
+"""Interval of the check whether the view has ended; the longest delay of an interruption."""
 OPERATION_TIMEOUT = timedelta(hours=1)
-"""Far above any step: failures are detected by heartbeats, not by Gloo."""
+"""Gloo's own timeout, far above any step, because failures are detected by heartbeats."""
 PROBE_BYTES = 1 << 20
-"""Largest message of the probe: enough to fill a fast link, and a tenth of a second on one of 100 Mb/s."""
+"""Largest message of the probe: it saturates a fast link, and takes a tenth of a second at 100 Mb/s."""
 PINGS = 4
-"""Number of messages, of which the fastest counts, because others may be disturbed by load."""
+"""Number of messages; the fastest counts, because other load may delay the others."""
 CONNECT_TIMEOUT, CONNECT_EACH = timedelta(seconds=5), timedelta(seconds=0.5)
-"""Within which all ranks of a view connect, and for each of them; Gloo tries four times. One that dies meanwhile is
-waited for in vain for so long, by a thread that nobody waits for, which has descriptors."""
+"""Time limits to connect all ranks of a view, and to connect one rank; Gloo tries four times. If a rank dies meanwhile,
+an abandoned thread keeps its descriptors for this long."""
 CONNECT_POLL = 0.02
-"""Seconds between two looks at whether the view has ended while its ranks connect."""
+"""Interval in seconds of the check whether the view has ended while its ranks connect."""
 PING_ENOUGH = 0.3
-"""Seconds after which a slow link is known well enough."""
+"""Seconds after which the measurement of a slow link is good enough."""
 PING_TIMEOUT = timedelta(seconds=10)
-"""Timeout in seconds of one message; a barrier before it ensures that the peer is ready."""
+"""Timeout of one message; a barrier before it ensures that the peer is ready."""
 _LEFT_BEHIND: list[tuple[Any, list[Any]]] = []
-"""Process groups with operations that did not end, and their buffers. They are kept until the operations have ended: a
-peer that wakes up may still write into the buffers, so that memory must not be used again."""
+"""Process groups with operations that did not end, and their buffers. They are kept until the operations end: a peer
+that resumes may still write into the buffers, so their memory must not be reused."""
 CUT_TIMEOUT = 1.0
-"""Seconds for operations to end after their connections were cut: Gloo's threads notice at once."""
+"""Seconds for operations to end after their connections were shut down; Gloo's threads notice at once."""
 
 
 class Broken(Exception):
@@ -89,12 +89,12 @@ class Broken(Exception):
 
 
 class Wire:
-    """The ranks of one view; every method but `wait` is called by all of them in the same order."""
+    """The collectives between the ranks of one view; all ranks call its methods in the same order."""
 
     _swaps = True
-    """Whether two ranks sum by a pairwise exchange: one message, where Gloo's all-reduce takes two."""
+    """Whether two ranks sum by a pairwise exchange, which takes one message where Gloo's all-reduce takes two."""
     _endpoints: Endpoints = frozenset()
-    """Where the Gloo of each rank listens; other wires have none."""
+    """Endpoints of the Gloo listeners of all ranks; empty for other transports."""
 
     def __init__(
         self, store: Any, rank: int, size: int, *, address: str, interrupted: threading.Event, nccl: bool = False
@@ -106,7 +106,7 @@ class Wire:
         ignore_callers(self._endpoints)
         self._pending: list[Any] = []
         self._spare: dict[tuple[int, torch.dtype], list[Tensor]] = {}
-        """Buffers that no exchange uses."""
+        """Free buffers by size and data type."""
 
     def all_reduce(self, tensor: Tensor) -> Callable[[], None]:
         """Start summing a tensor over the ranks; the returned function waits for it."""
@@ -132,10 +132,10 @@ class Wire:
         return finish
 
     def all_reduce_promptly(self, tensor: Tensor) -> Callable[[], None]:
-        """The same in two messages, where Gloo's ring of n ranks takes 2 (n - 1), one after the other.
+        """The same in two messages one after the other, where Gloo's ring of n ranks takes 2 (n - 1).
 
-        Every rank sums one part of the tensor that all sent it, and sends that to all. The second message leaves when
-        somebody waits for the first: good for what everybody is about to wait for, not beside computation.
+        Every rank receives one part of the tensor from all ranks, sums it, and sends the sum to all. The second message
+        is sent when the returned function is called, so this does not overlap with computation.
         """
         if self._group is None or self.size < 3 or tensor.device.type != "cpu" or tensor.numel() < self.size:
             return self.all_reduce(tensor)
@@ -166,7 +166,7 @@ class Wire:
         return _serving(group, tensor).broadcast([tensor], options)
 
     def _exchange(self, into: Tensor, out: Tensor, into_sizes: list[int], out_sizes: list[int]) -> Any:
-        """A part of a tensor to every rank, and one from every rank."""
+        """Send a part of a tensor to every rank, and receive one from every rank."""
         return self._group["cpu"].alltoall_base(into, out, into_sizes, out_sizes, dist.AllToAllOptions())
 
     def barrier(self) -> None:
@@ -184,7 +184,7 @@ class Wire:
         return fit_link((small, slowest[0]), (large, slowest[1]), slowest[2])
 
     def ping(self, one: int, other: int, size: int) -> float:
-        """Seconds of a message of `size` bytes from one rank to another, at best; 0 on ranks that are neither."""
+        """Best one-way time in seconds of a message of `size` bytes between two ranks; 0 on all other ranks."""
         self.barrier()
         if self._group is None or self.rank not in (one, other):
             return 0.0
@@ -192,7 +192,7 @@ class Wire:
         asks, peer = self.rank == one, other if self.rank == one else one
         best, spent = float("inf"), 0.0
         for number in range(PINGS):
-            if asks:  # the first number of a message says whether it is the last, since only one side can decide
+            if asks:  # only this side decides when to stop: the first element of a message marks the last one
                 tensor[0] = float(number == PINGS - 1 or spent > PING_ENOUGH)
             begin = time.perf_counter()
             for sends in (asks, not asks):
@@ -204,7 +204,7 @@ class Wire:
         return best
 
     def tell(self, text: str, source: int) -> str:
-        """Broadcast a text of the source."""
+        """Broadcast a string of the source."""
         data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
         length = torch.tensor([len(data)])
         self.broadcast(length, source)
@@ -225,7 +225,7 @@ class Wire:
         self._pending = []
 
     def _timed(self, size: int, repeats: int) -> tuple[float, float]:
-        """The quickest of some, and what they took of this process's processor time on average."""
+        """Seconds of the fastest of several all-reduces, and their mean CPU time in this process."""
         tensor = torch.zeros(size // 4)
         self.all_reduce(tensor)()
         best, spent = float("inf"), time.process_time()
@@ -236,7 +236,8 @@ class Wire:
         return best, (time.process_time() - spent) / repeats
 
     def _message(self, tensor: Tensor, peer: int, *, sends: bool) -> None:
-        """To or from one rank; Gloo gives a message up when its wait ends, so that cannot be cut into pieces."""
+        """Send to or receive from one rank; Gloo cancels a message when its wait times out, so the wait is not
+        divided."""
         group = _serving(self._group, tensor)
         try:
             work = (group.send if sends else group.recv)([tensor], peer, 0)
@@ -256,8 +257,8 @@ class Wire:
 
     def _wait(self, work: Any) -> None:
         while True:
-            # What ended before this piece of waiting and still raises has failed. What ends between the two lines has
-            # timed out for us and may have succeeded: the next piece tells.
+            # An operation that had ended before this wait and still raises has failed. One that ends between these two
+            # lines may have succeeded although the wait timed out: the next wait tells.
             ended = work.is_completed()
             try:
                 work.wait(POLL)
@@ -266,11 +267,11 @@ class Wire:
                 if ended:
                     raise Broken(str(error)) from error
             if self._interrupted.is_set():
-                raise Broken("the group is being formed anew")
+                raise Broken("the group forms a new view")
 
 
 def _as_real(tensor: Tensor) -> Tensor:
-    """The same memory as numbers that Gloo can sum."""
+    """A view of the same memory in a data type that Gloo can sum."""
     return torch.view_as_real(tensor).view(-1) if tensor.is_complex() else tensor
 
 
@@ -279,26 +280,27 @@ def _unfinished(pending: list[Any]) -> bool:
 
 
 def _serving(groups: dict[str, Any], tensor: Tensor) -> Any:
-    """NCCL for what is on a GPU where there is NCCL, Gloo for everything else."""
+    """The process group for a tensor: NCCL for tensors on a GPU if it is in use, otherwise Gloo."""
     return groups.get(tensor.device.type, groups["cpu"])
 
 
 def _nccl(store: Any, rank: int, size: int) -> Any:
-    """Ranks on GPUs; operations run on its own streams and `wait` orders them before what the model does next."""
+    """An NCCL process group: operations run on streams of their own, and `wait` orders them before the model's next."""
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = OPERATION_TIMEOUT
     return dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, options)
 
 
 def _connect(store: Any, rank: int, size: int, address: str, interrupted: threading.Event, *, nccl: bool) -> Any:
-    """Make the process group in a thread of its own, so that a peer that fails meanwhile cannot hold us."""
+    """Make the process group in a separate thread, so that a peer that fails meanwhile does not block this rank."""
     made: list[Any] = []
     failed: list[str] = []
 
     def make() -> None:
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-        # What connects may not wait for as long as what trains; older versions of PyTorch have one timeout for both.
+        # The timeout for connecting is shorter than that of operations; older versions of PyTorch have only one for
+        # both.
         two_timeouts = hasattr(dist.ProcessGroupGloo, "set_timeout")
         options._timeout = CONNECT_TIMEOUT + size * CONNECT_EACH if two_timeouts else OPERATION_TIMEOUT
         try:
@@ -307,7 +309,7 @@ def _connect(store: Any, rank: int, size: int, address: str, interrupted: thread
                 groups["cpu"].set_timeout(OPERATION_TIMEOUT)
             made.append(groups | ({"cuda": _nccl(store, rank, size)} if nccl else {}))
         except Exception as error:  # noqa: BLE001 - handed to the thread that waits
-            failed.append(str(error))  # its words: its frames would keep the threads of Gloo
+            failed.append(str(error))  # only the text: the frames would keep Gloo's threads
 
     thread = threading.Thread(target=make, daemon=True, name="paceline-connect")
     thread.start()

@@ -31,20 +31,20 @@ class JobResult:
     """Last exit code of each rank."""
     restarts: int
     reached: float | None = None
-    """Samples per second of all groups together, where a plan had it measured."""
+    """Measured samples per second of all groups together; only for trainings by a plan."""
     reached_90: tuple[float, float] | None = None
-    """Its interval of 90 %."""
+    """90 % interval of `reached`."""
 
     @property
     def ok(self) -> bool:
-        """Whether training finished: at least one rank finished, and none ended with an error of its own."""
+        """Whether training finished: at least one rank exited with 0, and none failed with an error of its own."""
         return any(code == 0 for code in self.codes.values()) and all(code <= 0 for code in self.codes.values())
 
 
 def follow_ranks(site: Site, processes: Sequence[Process], *, restarts: int = 0) -> Iterator[str | JobResult]:
-    """Start the ranks and yield their lines as they come; the last value says how the job ended.
+    """Start the ranks and yield their output line by line; the last value is the result of the job.
 
-    A rank that is killed is started again while restarts are left; it joins the others where they are.
+    A rank that is killed is restarted while restarts are left; it joins the running group.
     """
     together = site.start(processes)
     launches = {process.name: together for process in processes}
@@ -85,7 +85,7 @@ def follow_ranks(site: Site, processes: Sequence[Process], *, restarts: int = 0)
 
 
 def _together(groups: list[list[float]]) -> tuple[float | None, tuple[float, float] | None]:
-    """Throughput and interval of all groups, whose steps vary by themselves."""
+    """Throughput and interval of all groups together; the groups vary independently."""
     if not groups:
         return None, None
     rate = sum(group[0] for group in groups)
@@ -95,10 +95,10 @@ def _together(groups: list[list[float]]) -> tuple[float | None, tuple[float, flo
 
 
 def _ending(process: Process, code: int, *, training: bool) -> str:
-    """How a process died that is not started again."""
+    """Describes how a process ended that is not restarted."""
     names = {int(known): known.name for known in signal.Signals}
     how = f"was killed by {names.get(-code, f'signal {-code}')}" if code < 0 else f"failed with exit code {code}"
-    return f"{how}; training goes on without it" if training and process.rank is not None else how
+    return f"{how}; training continues without it" if training and process.rank is not None else how
 
 
 def _comes_back(process: Process, code: int | None, allowed: bool) -> bool:
@@ -109,7 +109,7 @@ def _comes_back(process: Process, code: int | None, allowed: bool) -> bool:
 
 
 def _late(process: Process) -> Process:
-    """A restarted rank, which finds the others by the roster."""
+    """The process of a restarted rank, which finds the others by the roster."""
     return replace(process, env={**process.env, variables.LATE: "1"})
 
 

@@ -19,17 +19,18 @@ __all__ = ["Interpreter", "check_imports", "find_interpreter"]
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python with torch."""
+    """A Python interpreter that can import torch."""
 
     python: Path
     path: Path | None = None
-    """Directory to import Paceline from, where it is not installed."""
+    """Directory from which Paceline is imported if the interpreter does not have it installed."""
     env: dict[str, str] = field(default_factory=dict)
-    """Variables that its processes need."""
+    """Environment variables that its processes need."""
 
 
 def find_interpreter(python: Path | None, environment: str | None, show: Callable[[str], None]) -> Interpreter:
-    """The one that is named, by path or as an environment of Paceline; else this one, or the pytorch environment."""
+    """The interpreter named by path or by environment; otherwise this one if it has torch, or the pytorch
+    environment."""
     if python is not None and environment is not None:
         raise InputError("--python and --env both name an interpreter", hint="give one of them")
     if python is not None:
@@ -43,12 +44,12 @@ def find_interpreter(python: Path | None, environment: str | None, show: Callabl
 
 
 DISTRIBUTIONS = {"sklearn": "scikit-learn", "PIL": "pillow", "cv2": "opencv-python", "yaml": "pyyaml"}
-"""Names under which pip knows packages that are imported by another name."""
+"""Distribution names of packages whose import name differs."""
 FIND = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])"
 
 
 def check_imports(script: Path, python: Path) -> None:
-    """Refuse a script whose imports its interpreter does not have, and say what installs them."""
+    """Refuse a script whose imports its interpreter cannot find; the hint says how to install them."""
     names = sorted(_imports(script) - set(sys.stdlib_module_names) - {"paceline"})
     if not names:
         return
@@ -64,7 +65,7 @@ def check_imports(script: Path, python: Path) -> None:
 
 
 def _imports(script: Path) -> set[str]:
-    """Packages that the script imports when it begins; none if it cannot be read, which its ranks will say."""
+    """Packages that the script imports at its top level; empty if the script cannot be parsed: its ranks will fail."""
     try:
         tree = ast.parse(script.read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):

@@ -1,7 +1,8 @@
-"""Hooks of the exchange in each backend of Keras: before its optimizer applies gradients.
+"""Hooks that exchange gradients in each backend of Keras, before the optimizer applies them.
 
-TensorFlow and torch: the optimizer's `apply` gets the sum over all ranks, so any `train_step` and any loop of users
-works. JAX compiles gradients, update and metrics as one function: here they are three, with the exchange between them.
+TensorFlow and torch: the optimizer's `apply` receives the sum over all ranks, so that any `train_step` and any training
+loop works. JAX compiles gradients, update and metrics into one function: here they are separate functions, with the
+exchange between gradients and update.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ STATE = ("trainable_variables", "non_trainable_variables", "optimizer_variables"
 
 
 def connect_backend(exchange: Exchange) -> Callable[[], None]:
-    """Let the model train by the exchange; returns what undoes it."""
+    """Make the model train with the exchange; returns a function that undoes this."""
     backend = keras.backend.backend()
     if backend not in _CONNECTED:
         raise InputError(f"Keras runs on {backend!r}, expected one of {', '.join(_CONNECTED)}")
@@ -54,7 +55,7 @@ def _connect_tensorflow(exchange: Exchange) -> Callable[[], None]:
         tf.cond(ready, lambda: (plain(wholes, variables), tf.constant(0))[1], lambda: tf.constant(0))
 
     undo = _replace_apply(exchange, apply)
-    # XLA would compile anew for every share, and has no call to the outside.
+    # XLA would compile again for every share, and cannot call Python.
     exchange.model.jit_compile = False
     exchange.model.make_train_function(force=True)
     return undo
@@ -73,7 +74,7 @@ def _connect_torch(exchange: Exchange) -> Callable[[], None]:
 
 
 def _replace_apply(exchange: Exchange, apply: Callable[..., None]) -> Callable[[], None]:
-    """The optimizer of this model applies what `apply` makes of gradients."""
+    """Call `apply` in place of the optimizer's `apply`, for the optimizer of this model."""
     optimizer = exchange.model.optimizer
     plain = optimizer.apply
 
@@ -106,11 +107,11 @@ def _connect_jax(exchange: Exchange) -> Callable[[], None]:
             trained, rest, metrics, *data, training=True, optimizer_variables=optimizer
         )
         exchange.check_gradients(found)
-        # A late joiner during the exchange gets the state from the variables.
+        # A late joiner that joins during the exchange reads the state from the variables.
         _attach(model, (trained, rest, optimizer, metrics))
         whole = exchange.sum([torch.from_dlpack(jax.block_until_ready(item)) for item in found])
         logs, metrics = measure(metrics, loss, *data[:2], predicted, data[2])
-        model._jax_state_synced = False  # from here on the state that is returned is newer than the variables
+        model._jax_state_synced = False  # from here on the returned state is newer than the variables
         if whole is None:
             kept = model._get_jax_state(**dict.fromkeys(STATE[:3], True))
             return logs, (*kept, metrics)
@@ -122,7 +123,7 @@ def _connect_jax(exchange: Exchange) -> Callable[[], None]:
 
 
 def _attach(model: Any, state: Sequence[Any]) -> None:
-    """Give the variables the values that `fit` keeps apart from them."""
+    """Assign the values that `fit` keeps outside of the variables to the variables."""
     model._jax_state, model._jax_state_synced = dict(zip(STATE, state, strict=True)), False
     model.jax_state_sync()
 

@@ -1,7 +1,8 @@
-"""A Keras model in the runtime: exchanges its gradients, and returns the sum over all ranks.
+"""Exchange of a Keras model: sums its gradients over all ranks.
 
-Keras computes and Keras' own optimizer updates. The runtime works on torch parameters that shadow the variables: they
-receive the gradients, and late joiners, checkpoints and the syncer access the variables through them.
+Keras computes gradients, and its own optimizer updates the variables. The runtime works on torch parameters that shadow
+the variables: they receive the gradients, and late joiners, checkpoints and the syncer read and write variables through
+them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ __all__ = ["Exchange"]
 
 
 class _Handover(torch.autograd.Function):
-    """A loss whose backward pass is done already: it hands out gradients that Keras' backend computed."""
+    """A loss whose backward pass returns gradients that the Keras backend has already computed."""
 
     @staticmethod
     def forward(ctx: Any, gradients: Sequence[Tensor], *parameters: Tensor) -> Tensor:
@@ -41,37 +42,37 @@ class _Handover(torch.autograd.Function):
 
 
 class _Shadow(nn.Module):
-    """Torch parameters with the values of the model's trained variables, as of the last look."""
+    """Torch parameters with the values of the model's trained variables, as of the last call of `look`."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        self._keras = [model]  # in a list: on the torch backend it would become a part of this module
+        self._keras = [model]  # in a list: on the torch backend it would become a submodule
         for index, variable in enumerate(model.trainable_variables):
             self.register_parameter(f"variable{index}", nn.Parameter(_plain(variable)))
 
     def forward(self, indices: np.ndarray, gradients: Sequence[Tensor]) -> Tensor:
-        """A loss of these samples with these gradients."""
+        """A loss for these samples that has these gradients."""
         return _Handover.apply(gradients, *self.parameters())
 
     def look(self) -> None:
-        """Take the values of the variables."""
+        """Copy values from the variables to the shadow."""
         with torch.no_grad():
             for shadow, variable in zip(self.parameters(), self._keras[0].trainable_variables, strict=True):
                 shadow.copy_(_plain(variable))
 
     def show(self) -> None:
-        """Give the variables these values."""
+        """Copy values from the shadow to the variables."""
         for shadow, variable in zip(self.parameters(), self._keras[0].trainable_variables, strict=True):
             variable.assign(shadow.detach().numpy())
 
     def state_dict(self, *rest: Any, **options: Any) -> Any:
-        """The values of the variables now."""
+        """The present values of the variables."""
         self.look()
         return super().state_dict(*rest, **options)
 
 
 class _ShadowOptimizer(torch.optim.Optimizer):
-    """Keras' optimizer behind the interface that the runtime knows: it keeps what Keras is to apply."""
+    """A torch optimizer in place of Keras' optimizer: it keeps the summed gradients for Keras to apply."""
 
     def __init__(self, model: Any, shadow: _Shadow) -> None:
         self._model, self._shadow = model, shadow
@@ -80,15 +81,15 @@ class _ShadowOptimizer(torch.optim.Optimizer):
         super().__init__(shadow.parameters(), {})
 
     def step(self, closure: Any = None) -> None:
-        """Keep the exchanged gradients."""
+        """Keep the summed gradients."""
         self.summed = [item.grad for item in self._shadow.parameters()]
 
     def state_dict(self) -> dict[str, Any]:
-        """Keras' optimizer variables, and the variables that are not trained."""
+        """State of Keras' optimizer, and the variables that are not trained."""
         return {"variables": [_plain(variable) for variable in self._kept()]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take a state; the shadow has its values by now, and the model gets them here."""
+        """Load a state; the shadow is loaded before, and its values are copied to the model here."""
         for variable, value in zip(self._kept(), state["variables"], strict=True):
             variable.assign(value.numpy())
         self._shadow.show()
@@ -98,7 +99,7 @@ class _ShadowOptimizer(torch.optim.Optimizer):
 
 
 class Exchange:
-    """One process's part in the training of a compiled and built Keras model."""
+    """The exchange of one process, for a compiled and built Keras model."""
 
     def __init__(self, model: Any, rows: Rows, *, global_batch: int, settings: Settings | None = None) -> None:
         _check_losses(model)
@@ -114,13 +115,13 @@ class Exchange:
         self._failure: Exception | None = None
 
     def batches(self, *, epochs: int | None = None, steps: int | None = None) -> Iterator[Any]:
-        """This rank's batches, as Keras' backend has them: (inputs, targets) or (inputs, targets, weights)."""
+        """Batches of this rank as tensors of the Keras backend: (inputs, targets) or (inputs, targets, weights)."""
         batches = self.pace.batches(epochs=epochs, steps=steps)
         while True:
             self._raise_failure()
             if hasattr(self.model, "jax_state_sync"):
-                self.model.jax_state_sync()  # `fit` keeps the state apart, late joiners get it from the variables
-            # What several groups exchange is what the shadow holds, and what it gets.
+                self.model.jax_state_sync()  # late joiners read the state from the variables
+            # Several groups exchange the values of the shadow.
             if self.pace.grouped or self.pace.settings.scheme == "auto":
                 self.shadow.look()
             batch = next(batches, None)
@@ -133,16 +134,16 @@ class Exchange:
             yield picked.data
 
     def sum(self, gradients: Sequence[Tensor]) -> list[Tensor] | None:
-        """The gradients of the whole step, on every rank; None if there is nothing to apply now.
+        """The gradients of the whole step; equal on all ranks. None if there is nothing to apply yet.
 
-        Then more passes of the rank's share follow, or the group has changed and the samples come again.
+        That is the case if further passes of the rank's share follow, or if the group has changed and the step repeats.
         """
         try:
             with torch.enable_grad():
                 self.pace.backward(self.shadow(self._indices, gradients))
                 return self._optimizer.summed if self.pace.update() else None
         except Exception as error:  # noqa: BLE001
-            # It would pass through the graph of a backend, which makes another error of it: raised after the step.
+            # Raised after the step: the graph of a backend would replace the error by one of its own.
             self._failure = error
             return None
 
@@ -152,7 +153,7 @@ class Exchange:
             raise failure
 
     def check_gradients(self, gradients: Sequence[Any]) -> None:
-        """Refuse what other ranks could not add to: no gradient, or gradients of some of the variables."""
+        """Refuse missing gradients, and gradients of only some variables, because ranks could not sum them."""
         trained = self.model.trainable_variables
         if len(gradients) != len(trained):
             raise InputError(
@@ -182,7 +183,7 @@ def _check_losses(model: Any) -> None:
 
 
 def _check_batchnorm(model: Any, *, several: bool) -> None:
-    """Refuse layers whose results, and whose moving averages, would differ between ranks."""
+    """Refuse batch normalization, whose results and moving averages would differ between ranks."""
     layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
     trained = [layer.name for layer in layers if layer.trainable]
     if several and trained:
@@ -194,5 +195,5 @@ def _check_batchnorm(model: Any, *, several: bool) -> None:
 
 
 def _plain(variable: Any) -> Tensor:
-    """A copy of a variable's values in torch."""
+    """A torch copy of the values of a variable."""
     return torch.from_numpy(np.array(keras.ops.convert_to_numpy(variable)))

@@ -1,4 +1,4 @@
-"""One line for `model.fit`, and a user-defined loop, over the same exchange.
+"""Joint training of Keras models by `model.fit` with one callback, or by a loop of the user.
 
 model.fit(dataset, epochs=10, callbacks=[paceline.keras.Join(global_batch=512)])
 
@@ -28,10 +28,10 @@ __all__ = ["Join", "KerasPace", "join_keras"]
 
 
 class Join(keras.callbacks.Callback):
-    """Makes `fit` of all launched processes one training: a step has `global_batch` samples, split by speed.
+    """Joins the `fit` calls of all launched processes: a step has `global_batch` samples, split by speed.
 
-    The batch size of the dataset does not matter. Metrics are of this rank's samples; validation is of all, on every
-    rank alike.
+    The batch size of the dataset has no effect. Metrics are over the samples of this rank. Every rank validates on all
+    validation samples.
     """
 
     def __init__(self, global_batch: int, settings: Settings | None = None) -> None:
@@ -40,7 +40,7 @@ class Join(keras.callbacks.Callback):
             raise InputError(f"global_batch is {global_batch}, expected at least 1")
         self._global_batch, self._settings = global_batch, settings
         self.pace: Pace
-        """What `paceline.join` returns for a torch model; there since training began."""
+        """The `Pace` of this process; set when training begins."""
         self._joined = False
         self.exchange: Exchange
         self._disconnect: Callable[[], None] = lambda: None
@@ -48,7 +48,7 @@ class Join(keras.callbacks.Callback):
         self._epoch = self._first = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Take part, and take over where `fit` gets its batches."""
+        """Join the group, and replace the source of batches of `fit`."""
         given = _fit_frame(self.model).f_locals
         self._first, epochs = given["initial_epoch"], given["epochs"] - given["initial_epoch"]
         rows = _rows(given)
@@ -59,24 +59,24 @@ class Join(keras.callbacks.Callback):
         given["epoch_iterator"]._enumerate_iterator = self._steps
         steps = -(-len(rows) // self.pace.global_batch)
         given["callbacks"].set_params({**given["callbacks"].params, "steps": steps})
-        # A rank that joins late, or resumes from a checkpoint, begins in the epoch that the others are in.
+        # A rank that joins late or resumes from a checkpoint starts in the present epoch of the others.
         self.model._initial_epoch = self._first + self.pace.position.epoch
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Know which epoch `fit` is in."""
+        """Note the epoch of `fit`."""
         self._epoch = epoch - self._first
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Wait until all have finished, unless training was stopped before; `fit` is as it was."""
+        """Wait until all ranks have finished, unless training was stopped early; restore `fit`."""
         self._leave()
 
     def _steps(self) -> Iterator[tuple[int, int, Any]]:
-        """What `fit` iterates over in an epoch: numbers of steps, and the batches of each."""
+        """The iterator of `fit` for one epoch: begin and end of each step, and its batches."""
         try:
             for step, data in enumerate(self._batches.of(self._epoch)):
                 yield step, step, iter([data])
         except GeneratorExit:
-            if not self.model.stop_training:  # fit() failed: the others need not wait for this rank
+            if not self.model.stop_training:  # fit() failed: the other ranks must not wait for this one
                 self._leave()
             raise
 
@@ -89,7 +89,7 @@ class Join(keras.callbacks.Callback):
 
 
 class KerasPace:
-    """One process's part in the training of a Keras model, in a loop of the user's."""
+    """The training of a Keras model on one process, in a loop of the user."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange, self.pace = exchange, exchange.pace
@@ -106,14 +106,14 @@ class KerasPace:
         self.pace.__exit__(kind, error, trace)
 
     def batches(self, *, epochs: int | None = None, steps: int | None = None) -> Iterator[Any]:
-        """This rank's batches, to be given to `train_on`, or on TensorFlow and torch to a step of the user's.
+        """Batches of this rank for `train_on`, or, on TensorFlow and torch, for a step function of the user.
 
-        Such a step computes the loss and calls `model.optimizer.apply_gradients` once.
+        Such a function computes the loss and calls `model.optimizer.apply_gradients` once.
         """
         return self._exchange.batches(epochs=epochs, steps=steps)
 
     def train_on(self, batch: Any) -> dict[str, float]:
-        """One step of `model.train_step`; loss and metrics of this rank's samples since they were last reset."""
+        """Run `model.train_step`; returns loss and metrics of this rank's samples since the last reset."""
         model = self._exchange.model
         if keras.backend.backend() != "jax":
             return {name: float(value) for name, value in model.train_function([batch]).items()}
@@ -124,12 +124,12 @@ class KerasPace:
 
 
 def join_keras(model: Any, data: Any, *, global_batch: int, settings: Settings | None = None) -> KerasPace:
-    """Take part in the training of a compiled and built Keras model on arrays (inputs, targets[, weights])."""
+    """Join the training of a compiled and built Keras model on arrays (inputs, targets[, weights])."""
     return KerasPace(Exchange(model, array_rows(*data), global_batch=global_batch, settings=settings))
 
 
 def _fit_frame(model: Any) -> FrameType:
-    """The call of `fit` that this callback was given to: Keras tells callbacks nothing of the data."""
+    """The frame of the `fit` call, which has the data: Keras does not pass it to callbacks."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         known = frame.f_locals
@@ -140,11 +140,11 @@ def _fit_frame(model: Any) -> FrameType:
 
 
 def _rows(given: dict[str, Any]) -> Rows:
-    """The samples that `fit` was given, by index."""
+    """The data of `fit` as samples with indices."""
     for name in ("steps_per_epoch", "class_weight"):
         if given[name] is not None:
             raise InputError(
-                f"{name} is not supported: an epoch has every sample once, as it is",
+                f"{name} is not supported: an epoch has every sample once, unchanged",
                 hint="leave it out; weights of classes can be given as sample_weight",
             )
     adapter = given["epoch_iterator"].data_adapter

@@ -1,4 +1,4 @@
-"""The samples of `fit`, by index: they are assigned to ranks during training.
+"""Data of `fit` as samples with indices, so that they can be assigned to ranks during training.
 
 Arrays (also memory-mapped ones) and map-style datasets of a torch `DataLoader` are read sample by sample. Data that can
 only be read sequentially, such as a `tf.data.Dataset`, is read once and kept in memory.
@@ -18,18 +18,18 @@ from paceline.errors import InputError
 __all__ = ["Picked", "Rows", "array_rows", "kept_rows", "loader_rows"]
 
 KEPT_BYTES = 4 * 2**30
-"""Most bytes of a dataset that is kept in memory."""
+"""Largest size in bytes of a dataset that is kept in memory."""
 
 
 @dataclass(frozen=True)
 class Picked:
-    """A batch in the structure that `train_step` gets."""
+    """A batch in the structure that `train_step` receives."""
 
     data: Any
 
 
 class Rows:
-    """A number of samples, and a function that puts some of them together into a batch."""
+    """A number of samples, and a function that makes a batch of some of them."""
 
     def __init__(self, count: int, read: Callable[[np.ndarray], Any]) -> None:
         self._count, self._read = count, read
@@ -38,16 +38,16 @@ class Rows:
         return self._count
 
     def __getitem__(self, index: int) -> int:
-        """The index itself: `pick` reads all samples of a batch at once."""
+        """The index itself, because `pick` reads all samples of a batch at once."""
         return index
 
     def pick(self, indices: Sequence[int]) -> Picked:
-        """A batch of these samples, as tensors of Keras' backend."""
+        """A batch of these samples, as tensors of the Keras backend."""
         return Picked(keras.tree.map_structure(_tensor, self._read(np.asarray(indices))))
 
 
 def array_rows(*parts: Any) -> Rows:
-    """Samples of structures of arrays: inputs, and if there are any targets and weights."""
+    """Samples from (nested) arrays: inputs, and optionally targets and weights."""
     given = parts[: max(index for index, part in enumerate(parts) if part is not None) + 1]
     arrays = keras.tree.map_structure(lambda part: part if part is None else np.asarray(part), given)
     lengths = {len(array) for array in keras.tree.flatten(arrays) if array is not None}
@@ -61,7 +61,7 @@ def array_rows(*parts: Any) -> Rows:
 
 
 def loader_rows(loader: Any) -> Rows:
-    """Samples of a torch DataLoader's map-style dataset, put together by its collate function."""
+    """Samples of the map-style dataset of a torch DataLoader, collated by its function."""
     dataset = loader.dataset
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         return kept_rows(loader)
@@ -69,7 +69,7 @@ def loader_rows(loader: Any) -> Rows:
 
 
 def kept_rows(batches: Iterable[Any]) -> Rows:
-    """Samples of batches that come in their own order."""
+    """Samples from batches that can only be read in their own order."""
     read, size = [], 0
     for batch in batches:
         read.append(keras.tree.map_structure(lambda part: np.array(keras.ops.convert_to_numpy(part)), batch))
@@ -87,7 +87,7 @@ def kept_rows(batches: Iterable[Any]) -> Rows:
 
 
 def _tensor(part: Any) -> Any:
-    """A tensor of the backend; floating point as Keras computes, as its own loaders do."""
+    """A tensor of the backend; floating point data in the type of Keras' setting, as Keras' own loaders do."""
     if part is None:
         return None
     kind = keras.backend.standardize_dtype(part.dtype) if hasattr(part, "dtype") else ""

@@ -27,14 +27,14 @@ class NoiseScale:
         self._seen = 0
 
     def observe_ranks(self, shares: Sequence[int], norms: Sequence[float], norm: float) -> None:
-        """Take in a step: the share and squared norm of each rank, and the squared norm of all."""
+        """Add one step: shares and squared gradient norms of the ranks, and the squared norm of the whole gradient."""
         taken = [(samples, each) for samples, each in zip(shares, norms, strict=True) if samples]
         if len(taken) > 1:
             samples = len(taken) / sum(1 / share for share, _ in taken)
             self.observe((samples, sum(each for _, each in taken) / len(taken)), (sum(shares), norm))
 
     def observe(self, small: tuple[float, float], large: tuple[float, float]) -> None:
-        """Take in (samples, squared norm of their mean gradient) for both."""
+        """Add one observation: samples and squared norm of their mean gradient, for a small and a large batch."""
         (b, norm_b), (total, norm_total) = small, large
         if not 0 < b < total:
             raise InputError(f"batches of {b} and {total} samples, expected a smaller and a larger one")
@@ -51,9 +51,9 @@ class NoiseScale:
         return self._noise / self._signal if self._signal > 0 and self._noise > 0 else None
 
     def state_dict(self) -> dict[str, Any]:
-        """For late ranks and checkpoints: the rate depends on it."""
+        """State for late joiners and checkpoints; the learning rate depends on it."""
         return {"signal": self._signal, "noise": self._noise, "seen": self._seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from another rank's estimate."""
+        """Continue from the estimate of another rank."""
         self._signal, self._noise, self._seen = state["signal"], state["noise"], state["seen"]

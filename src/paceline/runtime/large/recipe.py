@@ -1,10 +1,10 @@
 """Learning rates for large batches: scaling of the optimizer's rate, and layer-wise rates.
 
-The rate was tuned for a reference batch b. For a batch of B it is B / b times that, after a warm-up, but not more than
-the noise scale N of the gradients allows (McCandlish et al. 2018): the best rate grows as 1 / (1 + N / B), so the
-factor is (1 + N / b) / (1 + N / B), which is B / b while B is far below N and ends at 1 + N / b.
+The rate was tuned for a reference batch b. For a batch B it is multiplied by B / b, after a warm-up, but by no more
+than the noise scale N of the gradients allows (McCandlish et al. 2018): the best rate grows as 1 / (1 + N / B), so the
+factor is (1 + N / b) / (1 + N / B). It is close to B / b while B is far below N, and approaches 1 + N / b.
 
-Layer-wise rates work on the optimizer that the user has: SGD moves as LARS does, Adam's moves become LAMB's.
+Layer-wise rates work on the user's optimizer: updates of SGD become those of LARS, updates of Adam those of LAMB.
 
     LARS (You et al. 2017)   local = trust * |w| / (|g| + decay * |w|);  v = momentum * v + local * (g + decay * w)
     LAMB (You et al. 2020)   r = Adam's direction + decay * w;           w -= rate * |w| / |r| * r
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["LARGE_OUTER", "LargeBatch", "Layerwise"]
 
 LARGE_OUTER = OuterOptimizer(momentum=0.5, delay=4)
-"""Between groups: delayed Nesterov momentum over the updates of the common parameters."""
+"""The outer optimizer between groups: delayed Nesterov momentum."""
 
 Layerwise = Literal["none", "lars", "lamb"]
 OPTIMIZERS: dict[str, tuple[str, ...]] = {"none": (), "lars": ("SGD",), "lamb": ("Adam", "AdamW")}
@@ -36,16 +36,16 @@ OPTIMIZERS: dict[str, tuple[str, ...]] = {"none": (), "lars": ("SGD",), "lamb": 
 
 @dataclass(frozen=True)
 class LargeBatch:
-    """How a step with a large batch differs from one with the batch that the rate was tuned for."""
+    """Rules for a batch that is larger than the one for which the learning rate was tuned."""
 
     reference_batch: int
-    """The global batch that the optimizer's rate was tuned for."""
+    """The global batch for which the optimizer's rate was tuned."""
     warmup: int = 500
-    """Steps over which the rate grows from the tuned one."""
+    """Number of steps over which the rate grows from the tuned rate."""
     layerwise: Layerwise = "none"
     """A rate for each layer: 'lars' with SGD, 'lamb' with Adam and AdamW."""
     trust: float = 0.001
-    """Of LARS: the length of a layer's step relative to its weights, at rate 1."""
+    """Trust coefficient of LARS: the norm of a layer's update relative to its weights, at rate 1."""
 
     def __post_init__(self) -> None:
         if self.reference_batch < 1:
@@ -56,7 +56,7 @@ class LargeBatch:
             raise InputError(f"layerwise is {self.layerwise!r}, expected one of {', '.join(OPTIMIZERS)}")
 
     def check(self, optimizers: Sequence[Any]) -> None:
-        """Refuse optimizers that the recipe cannot work on."""
+        """Refuse optimizers that this recipe does not support."""
         fitting = OPTIMIZERS[self.layerwise]
         for optimizer in optimizers:
             name = type(optimizer).__name__
@@ -66,7 +66,7 @@ class LargeBatch:
                 raise InputError(f"layerwise={self.layerwise!r} works on {' and '.join(fitting)}, this is {name}")
 
     def factor(self, step: int, *, batch: int, noise: float | None) -> float:
-        """What the tuned rate is multiplied by in a step of `batch` samples; linear while the noise is not known."""
+        """The factor on the tuned rate in a step of `batch` samples; linear while the noise scale is not known."""
         reference = self.reference_batch
         full = batch / reference
         if noise is not None and full > 1:
@@ -75,7 +75,7 @@ class LargeBatch:
 
     @contextlib.contextmanager
     def applied(self, optimizers: Sequence[Any], factor: float) -> Iterator[None]:
-        """The optimizers step with this factor on their rates, which are as before afterwards."""
+        """A context in which the optimizers step with rates multiplied by this factor; it restores the rates."""
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         rates = [group["lr"] for group in groups]
         for group in groups:
@@ -100,7 +100,7 @@ class LargeBatch:
         return []
 
     def _lars(self, weight: Tensor, gradient: Tensor, decay: float) -> Tensor:
-        """What SGD with this decay needs as gradient to move by LARS."""
+        """The gradient with which SGD with this decay makes the update of LARS."""
         if weight.dim() < 2:
             return gradient - decay * weight
         length = float(gradient.norm()) + decay * float(weight.norm())
@@ -108,7 +108,7 @@ class LargeBatch:
         return local * (gradient + decay * weight) - decay * weight
 
     def _rescale(self, groups: Sequence[dict[str, Any]], before: Sequence[Sequence[Tensor]]) -> None:
-        """LAMB: the move of each matrix gets the length of its weights, times the rate."""
+        """LAMB: scale the update of each matrix to the norm of its weights, times the rate."""
         for group, olds in zip(groups, before, strict=False):
             for parameter, old in zip(group["params"], olds, strict=True):
                 if old.dim() > 1:
@@ -118,5 +118,5 @@ class LargeBatch:
 
 
 def _ratio(wanted: float, length: float) -> float:
-    """The factor that makes a length the wanted one; 1 where there is nothing to compare."""
+    """The ratio of two norms; 1 if one of them is zero."""
     return wanted / length if wanted > 0 and length > 0 else 1.0

@@ -1,4 +1,4 @@
-"""Messages of a training job over the secure channel; received messages and answers are validated."""
+"""Messages of a training job over the secure channel; every received message is validated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 M = TypeVar("M", bound=Message)
 FULL_PACKET = 2048
-"""Bytes of a message that fills a packet of an Ethernet link, or exceeds what one that is said to be longer passes."""
+"""Bytes of a message that fills a packet on an Ethernet link."""
 Endpoint = tuple[str, int]
 """Address and port at which a process listens."""
 log = logging.getLogger("paceline.runtime")
@@ -43,58 +43,59 @@ class Channel:
 
     @property
     def peer(self) -> str:
-        """The name by which the peer logged in."""
+        """The name with which the peer logged in."""
         return self._connection.peer
 
     def send(self, message: Message, *, filled: bool = False, hold: Callable[[], None] | None = None) -> None:
-        """Send one message without waiting for the peer; raises ConnectionError if it is known to be gone.
+        """Send one message without waiting for the peer; raises ConnectionError if the connection is closed.
 
-        A message that is `filled` takes a whole packet: it arrives only where gradients would. The peer has the message
-        only when `hold` has returned.
+        A `filled` message is padded to a whole packet, so that it arrives only if large messages do. The last part of
+        the message is sent when `hold` has returned.
         """
         text, data = encode_message(message)
         self._connection.send(text.ljust(FULL_PACKET) if filled else text, data, hold=hold)
 
     def receive(self, *expected: type[M]) -> M:
-        """The next message; raises ConnectionError if the peer is gone or sends what was not expected."""
+        """The next message; raises ConnectionError if the connection is closed or the message is not an expected
+        one."""
         content = self._connection.receive(timeout=self._timeout)
         try:
             message = decode_message(*content)
         except ProtocolError:
             raise
-        except Exception as error:  # whatever a peer sends ends the connection to that peer only
+        except Exception as error:  # invalid data ends only the connection to this peer
             raise ProtocolError(f"the peer's message cannot be read: {error}") from error
         if not isinstance(message, expected):
             raise ProtocolError(f"the peer sent {message.kind!r}, expected {' or '.join(e.kind for e in expected)}")
         return message
 
     def answer(self, question: Message, reply: Message, *, hold: Callable[[], None] | None = None) -> None:
-        """Send the answer to a message; it must be one that the protocol names for it."""
+        """Send the answer to a message; the protocol must list it as an answer of that message."""
         assert reply.kind in question.answers, f"{reply.kind!r} does not answer {question.kind!r}"
         self.send(reply, hold=hold)
 
     def set_timeout(self, timeout: float | None) -> None:
-        """How long a receive waits for a message to begin; None for as long as any connection may be idle."""
+        """Set how long `receive` waits for a message to begin; None for the idle timeout of the connection."""
         self._timeout = IDLE_TIMEOUT if timeout is None else timeout
 
     def detach(self) -> socket.socket:
-        """The authenticated socket, for a use without messages."""
+        """The authenticated socket, for use without messages."""
         return self._connection.detach()
 
     def close(self) -> None:
-        """Close the connection; a thread that is receiving is woken."""
+        """Close the connection; a receiving thread returns with an error."""
         self._connection.close()
 
 
 def login_of(secret: bytes, role: Role, name: str, *, session: str = "") -> Login:
-    """How a process of a job logs in."""
+    """The login of a process of a job."""
     return Login(secret, role.value, name, session)
 
 
 def open_channel(address: str, port: int, login: Login, *, listener: Role = Role.MEMBER, timeout: float) -> Channel:
-    """Connect to a process that has this role; both sides prove that they hold the secret of the job.
+    """Connect to a process with this role; both sides prove that they have the secret of the job.
 
-    The timeout holds for the connection and for the proof.
+    The timeout covers the connection and the proof.
     """
     return Channel(open_connection(address, port, login, listener=listener.value, timeout=timeout))
 
@@ -102,12 +103,12 @@ def open_channel(address: str, port: int, login: Login, *, listener: Role = Role
 def message_listener(
     server: socket.socket, login: Login, serve: Callable[[Channel], object], *, caller: Role
 ) -> SecureListener:
-    """A listener for callers of one role; `serve` has each authenticated one for itself."""
+    """A listener for callers with one role; `serve` runs in a thread for each authenticated connection."""
     return SecureListener(server, login, lambda connection: serve(Channel(connection)), callers=(caller.value,))
 
 
 def in_background(name: str, work: Callable[[], None], *, failed: Callable[[], None]) -> None:
-    """Run it in a thread; if it raises, that is logged and `failed` is called, so that no thread ends unnoticed."""
+    """Run `work` in a thread; if it raises, log the error and call `failed`, so that no thread ends unnoticed."""
 
     def run() -> None:
         try:

@@ -1,6 +1,6 @@
 """The threads and connections of a leader; its decisions are in `protocol/leading.py`.
 
-It decides in one thread, from a queue of events, so that every decision sees a settled state.
+All decisions are made in one thread, from a queue of events, so that every decision sees a consistent state.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ __all__ = ["Leader"]
 TICK = 0.05
 """Polling interval in seconds without events: well below the shortest timeout, `Timeouts.settle`."""
 MOST_AHEAD = 1 << 32
-"""Views that a member may be ahead of its leader: more than the rest of a group forms while it is cut off."""
+"""Largest difference between the newest view of a member and of its leader: more than a group forms during a
+partition."""
 log = logging.getLogger("paceline.runtime")
 
 
 class Leader:
-    """Leads from construction until it resigns or leaves."""
+    """A leader, from construction until it resigns or leaves."""
 
     def __init__(
         self,
@@ -43,11 +44,11 @@ class Leader:
         formed: Callable[[View], None] = lambda view: None,
         is_dead: Callable[[Peer], bool] = lambda peer: False,
     ) -> None:
-        """`first`: how many the first view waits for; None if there were views before."""
+        """`first`: number of members for which the first view waits; None if there were views before."""
         self._core = Leading(peer.id, timeouts, first=first, now=time.monotonic(), memory=memory)
         self._own, self._formed, self._is_dead = peer.id, formed, is_dead
-        # All that threads of connections and probes learn goes through this queue: only the leader's thread reads it
-        # and decides, so nothing needs a lock.
+        # Threads of connections and probes put events into this queue. Only the leader's thread reads it and decides,
+        # so no lock is needed.
         self._events: queue.Queue[Callable[[], list[Action]]] = queue.Queue()
         self._links: dict[str, MemberLink] = {}
         self._left = False
@@ -55,41 +56,41 @@ class Leader:
 
     @property
     def leading(self) -> bool:
-        """Whether it has not resigned."""
+        """Whether this leader has not resigned."""
         return not self._core.machine.ended
 
     @property
     def size(self) -> tuple[bool, int]:
-        """Whether it leads members that need not wait for others, and how many it leads."""
+        """Whether its members may train without others, and the number of members."""
         return self._core.size
 
     def follows(self, endpoint: Endpoint) -> bool:
-        """Whether the peer that listens there follows this leader now."""
+        """Whether the peer at this endpoint follows this leader."""
         return any(follower.peer.endpoint == endpoint for follower in list(self._core.followers.values()))
 
     def admit(self, hello: messages.Hello, channel: Channel) -> None:
-        """Take in an authenticated caller."""
-        # Views go on counting from the newest one of all: a lie about it must not use up the numbers that are left.
+        """Accept an authenticated caller as a follower."""
+        # Numbers of views continue from the highest one reported; the bound keeps a false report from exhausting them.
         most = MOST_VIEWS if hello.peer.id == self._own else min(MOST_VIEWS, self._core.number + MOST_AHEAD)
         newest = max(hello.view, *(ballot.number for ballot in hello.ballots), 0)
         if hello.view < 0 or newest > most:
             raise ProtocolError(f"{hello.peer.id} was in view {str(newest)[:40]}, expected 0 to {most}")
         link = MemberLink(channel)
-        # The join is queued before the thread that listens starts: what the follower says comes after it.
+        # The join is queued before the receiving thread starts, so that it precedes all messages of the follower.
         self._events.put(lambda: self._join(hello, link))
         threading.Thread(target=self._listen, args=(hello.peer, link), daemon=True, name="paceline-follower").start()
 
     def hold(self, channel: Channel) -> None:
-        """Keep the second connection of a follower, which was welcomed before it called again."""
+        """Keep the second connection of a follower that was already welcomed."""
         lifeline, link = SilentConnection(channel), self._links.get(channel.peer)
         link.hold(lifeline) if link is not None else lifeline.close()
 
     def resign(self) -> None:
-        """Give way to another leader; the followers turn to it."""
+        """Resign in favour of another leader; the followers search for that leader."""
         self._core.machine.on(Event.RESIGNED)
 
     def leave(self) -> None:
-        """End with this process, without a message: followers may continue at once."""
+        """End with this process; followers get no message and may continue at once."""
         self._left = True
         self.resign()
         for link in list(self._links.values()):
@@ -115,15 +116,15 @@ class Leader:
             farewell = not link.ended(error)
             log.debug("%s: %s", peer.id, error)
         self._events.put(lambda: self._lose(peer, link, farewell=farewell or link.closed))
-        if not self.leading:  # nobody reads the events any more
+        if not self.leading:  # no thread reads the events any more
             link.close()
 
     def _hear(self, peer: Peer, link: MemberLink, message: messages.Message) -> list[Action]:
-        if self._links.get(peer.id) is not link:  # it has joined again meanwhile
+        if self._links.get(peer.id) is not link:  # the peer has joined again meanwhile
             return []
         try:
             return self._core.hear(peer.id, message, time.monotonic())
-        except Exception as error:  # noqa: BLE001 - whatever a follower says may end the connection to that follower only
+        except Exception as error:  # noqa: BLE001 - an invalid message may end only the connection to its follower
             log.warning("%s sent a %r that cannot be followed: %s", peer.id, message.kind, error)
             return self._lose(peer, link, farewell=True)
 
@@ -153,7 +154,8 @@ class Leader:
             elif isinstance(action, Probe):
                 threading.Thread(target=self._probe, args=(action.peer,), daemon=True, name="paceline-probe").start()
             elif isinstance(action, Formed):
-                # The roster before the view: a member that acts on the view may fail, and who follows it needs it.
+                # The roster is written before the view is sent: members may fail after the view, and a restarted
+                # one needs the roster.
                 self._formed(action.view)
 
     def _send(self, action: Send) -> None:

@@ -1,11 +1,12 @@
-"""The connection between a member and its leader, as one of them holds it.
+"""The connection between a member and its leader, on either side.
 
-A path may pass short packets and drop whole ones: a wrong MTU, a middlebox. Logins and heartbeats would pass it, while
-an exchange of gradients would wait for ever. So some heartbeats are as long as a packet. A connection delivers in
-order: one that is dropped holds up all that follow, and the peer is taken for silent, which it is.
+Some network paths deliver short packets and drop full ones, because of a wrong MTU or a middlebox. Logins and short
+heartbeats would pass, while an exchange of gradients would wait for ever. Therefore some heartbeats fill a packet. TCP
+delivers in order, so a dropped heartbeat delays all that follow, and the heartbeat timeout passes.
 
-A firewall resets connections, and so does the kernel of a process that was killed before it had read everything. A
-second connection, on which nothing is said, tells the two apart: there the kernel has nothing unread, and says FIN.
+A reset of the connection has two possible causes: a firewall, or the kernel of a killed process that had unread data. A
+second connection without messages distinguishes them: it has no unread data, so the kernel of a killed process ends it
+with FIN.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from paceline.runtime.protocol.messages import Heartbeat, LeaderHeartbeat, Messa
 __all__ = ["MemberLink", "SilentConnection"]
 
 FILLED = 4
-"""One heartbeat in this number is filled: three in a heartbeat timeout, and two kilobytes a second."""
+"""One in this many heartbeats fills a packet: three per heartbeat timeout, two kilobytes per second."""
 
 
-LAST_WORD = 0.5
-"""Seconds between a reset of the connection and the end of the silent one, which the peer's kernel closes next. Below
-the heartbeat timeout, as the group waits meanwhile."""
+FIN_TIMEOUT = 0.5
+"""Seconds to wait for FIN on the second connection after a reset. It must be below the heartbeat timeout, because the
+group waits meanwhile."""
 
 
 class SilentConnection:
-    """A connection on which nothing is said; a process that lives never ends it in order, but resets it."""
+    """A connection without messages; a live process always resets it, so FIN means that the process has ended."""
 
     def __init__(self, channel: Channel) -> None:
         self._socket = channel.detach()
 
     def ends(self, timeout: float) -> bool:
-        """Whether the peer's kernel ends it in order within the timeout: then the process is dead."""
+        """Whether FIN arrives within the timeout, which means that the peer's process has ended."""
         waiter = select.poll()
         with contextlib.suppress(OSError, ValueError):
             waiter.register(self._socket, select.POLLIN)
@@ -45,23 +46,23 @@ class SilentConnection:
         return False
 
     def close(self) -> None:
-        """Reset it."""
+        """Reset the connection."""
         with contextlib.suppress(OSError):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._socket.close()
 
 
 class MemberLink:
-    """Sends without waiting; the receiving thread detects a disconnected peer."""
+    """A link that sends without waiting; the receiving thread detects a closed connection."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel, self._beats = channel, 0
         self._lifeline: SilentConnection | None = None
         self.closed = False
-        """Whether this side ended the connection."""
+        """Whether this side closed the connection."""
 
     def send(self, message: Message) -> None:
-        """Send a message, if the peer is there."""
+        """Send a message; an error is ignored, because the receiving thread detects it."""
         beats = isinstance(message, Heartbeat | LeaderHeartbeat)
         filled = isinstance(message, Welcome) or (beats and self._beats % FILLED == 0)
         self._beats += beats
@@ -69,11 +70,11 @@ class MemberLink:
             self._channel.send(message, filled=filled)
 
     def receive(self, *expected: type[M]) -> M:
-        """The next message; raises ConnectionError if there is none any more."""
+        """The next message; raises ConnectionError when the connection is closed."""
         return self._channel.receive(*expected)
 
     def hold(self, lifeline: SilentConnection | None) -> None:
-        """Keep the silent connection for as long as this one."""
+        """Keep a silent connection open for as long as this link."""
         old, self._lifeline = self._lifeline, lifeline
         if old is not None:
             old.close()
@@ -81,13 +82,13 @@ class MemberLink:
             lifeline.close()
 
     def ended(self, error: ConnectionError) -> bool:
-        """Whether the peer's process ended, after `receive` raised this."""
+        """Whether the peer's process has ended, after `receive` raised this error."""
         if self.closed or isinstance(error, PeerClosed):
             return not self.closed
-        return self._lifeline is not None and self._lifeline.ends(LAST_WORD)
+        return self._lifeline is not None and self._lifeline.ends(FIN_TIMEOUT)
 
     def close(self, last: Message | None = None) -> None:
-        """End the connection, after a last message."""
+        """Close the connection after an optional last message."""
         self.closed = True
         if last is not None:
             self.send(last)

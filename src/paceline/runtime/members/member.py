@@ -1,8 +1,8 @@
-"""The membership of one process: follows a leader, or leads, and notifies the training loop of changes.
+"""The membership of one process: it follows a leader, or leads, and notifies the training loop of changes.
 
 If the leader fails, the first remaining member in the order of the last view becomes leader. A member that was declared
-failed and wakes up searches for the current leader and rejoins. Its decisions are in `protocol/following.py`; its
-states are `MemberState`.
+failed and resumes searches for the present leader and rejoins. Decisions are in `protocol/following.py`; states are in
+`MemberState`.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from paceline.runtime.protocol.states import Event, MemberState
 __all__ = ["Member"]
 
 RETRY = 0.05
-"""Seconds between two questions who leads: survivors of a failure should agree within tenths of a second."""
+"""Seconds between two searches for the leader: survivors of a failure should agree within tenths of a second."""
 LAST_MESSAGE = 0.1
-"""Seconds that a leader waits before it leaves, so that `training-done` arrives before the connection ends."""
+"""Seconds for which a leader waits before it leaves, so that `training-done` arrives before the connection closes."""
 LOOK_AROUND = 1.0
-"""Seconds between two rounds of questions to lost peers; each costs a connection, and a mended link can wait for it."""
+"""Interval of queries to lost peers, in seconds; each query costs a connection."""
 log = logging.getLogger("paceline.runtime")
 
 
 class Member:
-    """Takes part from construction until `leave`."""
+    """A member of a group, from construction until `leave`."""
 
     def __init__(
         self, server: socket.socket, secret: bytes, *, peer: Peer, timeouts: Timeouts, session: str = ""
@@ -47,44 +47,44 @@ class Member:
         self._login = Login(secret, messages.Role.MEMBER.value, peer.id, session)
         self._listener = message_listener(server, self._login, self._answer, caller=messages.Role.MEMBER)
         self.roster: Path | None = None
-        """Where this member writes the endpoints of a view when it leads."""
+        """The file to which this member writes the endpoints of a view while it leads."""
         self.interrupted = threading.Event()
-        """Set while the view that the training loop works in is over."""
+        """Set while the view of the training loop has ended."""
         self.noticed: list[float] = []
-        """Each moment at which that became known, by time.monotonic()."""
+        """time.monotonic() of each such end."""
         self.rank = 0
-        """Of this process in the view that the training loop works in."""
-        # One lock for decisions and board: the training loop waits on it for any of them to change, while the threads
-        # that follow, send heartbeats and answer callers change them. Nobody sends while holding it.
+        """Rank of this process in the view of the training loop."""
+        # One lock for decisions and board. The training loop waits on it for changes, which the threads that follow,
+        # send heartbeats and answer callers make. No thread sends while it holds the lock.
         self._changed = threading.Condition(threading.RLock())
         self._core = Following(peer, timeouts, time.monotonic())
         self.machine = self._core.machine
         self._lost: TrainingLost | None = None
         self._taken = 0
-        """Number of the view that the training loop works in."""
+        """Number of the view of the training loop."""
         self._work: tuple[int, float | None] = (0, None)
-        """The step, and since when the loop's own code has control; None while this process waits for others."""
+        """The step, and the time since which the user's code has control; None while this process waits for others."""
         self._board: dict[str, bytes] = {}
         self._leader: Leader | None = None
         self._link: MemberLink | None = None
-        """To the leader."""
+        """The link to the leader."""
         in_background("listener", self._listener.run, failed=self._fail)
 
     def start(self, meet: Endpoint, *, first: int | None, roster: Path | None = None) -> None:
-        """Join the job that meets there; with `first`, lead it from its beginning unless it runs already."""
+        """Join the job at this rendezvous; with `first`, lead it from the start, unless it is already running."""
         self.roster = roster
         known = [endpoint for endpoint in read_roster(roster) if endpoint != self.peer.endpoint]
         if first is not None and not any(peers.answers(endpoint, self._login) for endpoint in known):
             self._core.first = first
             self._lead()
             meet = self.peer.endpoint
-        # Following begins after leading: the first thing the follower does is to call our own listener.
+        # The leader starts before the follower, which connects to the listener of this process first.
         in_background("follow", lambda: self._follow(meet), failed=self._fail)
         in_background("heartbeat", self._send_heartbeats, failed=self._fail)
         in_background("look-around", self._look_around, failed=self._fail)
 
     def next_view(self, report: Report) -> View:
-        """Report for the next view and wait for it, in pieces of a second, so that Ctrl-C is not held up."""
+        """Report for the next view and wait for it; the wait is divided into seconds, so that Ctrl-C works."""
         self._say_ready(report, finished=False)
         while True:
             with self._changed:
@@ -100,14 +100,14 @@ class Member:
                     raise TrainingLost("this process has left the job", hint="join again to take part in it")
 
     def go_on(self) -> None:
-        """There is more to train, even if all had finished before."""
+        """Continue to train, even if all members had finished."""
         with self._changed:
             resumed = self._core.resume()
         if resumed:
             self._send(messages.Resume())
 
     def finish(self, report: Report) -> View | None:
-        """Wait until all have finished; a view if the group changes before, None if it is over."""
+        """Wait until all members have finished: None if they have, or a view if the group changed before."""
         self._say_ready(report, finished=True)
         with self._changed:
             self._changed.wait_for(lambda: self._is_fresh() or self.machine.ended or self._is_done())
@@ -116,40 +116,40 @@ class Member:
             return self._take() if self._is_fresh() else None
 
     def working(self, step: int) -> None:
-        """The training loop's own code has control now."""
+        """Note that the user's code has control."""
         self._work = (step, time.monotonic())
 
     def waiting(self) -> None:
-        """This process waits for others now."""
+        """Note that this process waits for others."""
         self._work = (self._work[0], None)
 
     def establish(self, view: View) -> None:
-        """All members of this view were heard of in it."""
+        """Note that all members of this view have received it."""
         with self._changed:
             self._core.establish(view.number)
 
     def report_failure(self, view: View, why: str) -> None:
-        """Tell the leader that this view cannot go on."""
+        """Report to the leader that this view has failed."""
         self._send(messages.ViewFailed(view.number, why[:200]))
 
     def put(self, view: int, key: str, value: bytes) -> None:
-        """Write on a view's board."""
+        """Write an entry to the board of a view."""
         self._send(messages.BoardPut(view, key, value))
 
     def read(self, view: int, key: str) -> bytes | None:
-        """What a view's board says under a key; waits for it until the view ends."""
+        """The entry of a view's board; waits for the entry, and returns None if the view ends."""
         with self._changed:  # no timeout: the failure of the writing member ends the view
             self._changed.wait_for(lambda: key in self._board or self._has_ended(view))
             return None if self._has_ended(view) else self._board[key]
 
     def has(self, view: int, key: str) -> bool:
-        """Whether a view's board has a key already."""
+        """Whether a view's board has an entry."""
         return not self._has_ended(view) and key in self._board
 
     def leave(self) -> None:
-        """Leave; a leader waits until its last message is sent, then the others find another leader."""
+        """Leave the group; a leader waits until its last message is sent."""
         done = self.machine.state is MemberState.DONE
-        # The state first, so that no thread takes the closed listener and connections below for a failure.
+        # The state changes first, so that no thread treats the closed listener and connections below as a failure.
         self.machine.on(Event.LEFT)
         self._listener.close()
         leader = self._leader
@@ -163,12 +163,12 @@ class Member:
 
     @property
     def doubtful(self) -> bool:
-        """Whether the others may have gone on without this process: what it has just received must not count."""
+        """Whether the others may have continued without this process, so that data just received must not be used."""
         return self.interrupted.is_set() or self._was_asleep()
 
     @property
     def leads(self) -> bool:
-        """Whether this process leads now."""
+        """Whether this process leads."""
         return (leader := self._leader) is not None and leader.leading
 
     def _has_ended(self, view: int) -> bool:
@@ -186,7 +186,7 @@ class Member:
         return self._core.view
 
     def _say_ready(self, report: Report, *, finished: bool) -> None:
-        # Kept before it is sent: if the leader fails in between, the thread that follows sends it to the next.
+        # Stored before it is sent: if the leader fails in between, the following thread sends it to the next leader.
         with self._changed:
             self.waiting()
             message = self._core.report(report, finished=finished) if not self._is_fresh() else None
@@ -194,14 +194,14 @@ class Member:
             self._send(message)
 
     def _send(self, message: messages.Message) -> None:
-        """To the leader; if it has failed, the next leader asks again."""
+        """Send to the leader; if the leader has failed, the next leader asks again."""
         if (link := self._link) is not None:
             link.send(message)
 
     def _send_heartbeats(self) -> None:
         while not self.machine.ended:
             now = time.monotonic()
-            # The check before the tick: the tick would hide that this thread did not run for long.
+            # Checked before the tick, which would hide that this thread was suspended.
             self._was_asleep()
             self._core.ticked = now
             (step, since), link = self._work, self._link
@@ -214,15 +214,15 @@ class Member:
             time.sleep(self._timeouts.heartbeat_interval)
 
     def _was_asleep(self) -> bool:
-        """Whether it was this process that was suspended: then the others have a leader, most likely the same."""
+        """Whether this process was suspended: then the others have a leader, probably the same one."""
         with self._changed:
             return self._core.asleep(time.monotonic())
 
     def _follow(self, meet: Endpoint) -> None:
-        """Find the leader, follow it until it is gone, and again."""
+        """Find the leader, follow it until the connection ends, and repeat."""
         deadline = time.monotonic() + self._timeouts.join
         while not self.machine.ended:
-            if self._is_done():  # there is nobody to look for, unless training is resumed
+            if self._is_done():  # no leader is needed, unless training is resumed
                 deadline = time.monotonic() + self._timeouts.join
                 time.sleep(RETRY)
                 continue
@@ -233,12 +233,12 @@ class Member:
                 if views.is_closed(self.roster):
                     self._give_up(Event.ROSTER_CLOSED, None)
                 elif time.monotonic() > deadline:
-                    why = f"nobody who leads this job answered for {self._timeouts.join:.0f} s"
+                    why = f"no leader of this job answered for {self._timeouts.join:.0f} s"
                     hint = "does the job still run, and is the secret the same?"
                     self._give_up(Event.NO_LEADER, TrainingLost(why, hint=hint))
                 time.sleep(RETRY)
                 continue
-            self._obey(self._begin_to_follow(*found))
+            self._follow_messages(self._begin_to_follow(*found))
             deadline = time.monotonic() + self._timeouts.join
 
     def _begin_to_follow(self, endpoint: Endpoint, channel: Channel) -> MemberLink:
@@ -252,7 +252,7 @@ class Member:
         link.hold(peers.open_lifeline(endpoint, self._login))
         return link
 
-    def _obey(self, link: MemberLink) -> None:
+    def _follow_messages(self, link: MemberLink) -> None:
         expected = accepted_by(messages.Role.MEMBER, sender=messages.Role.LEADER)
         silent = False
         try:
@@ -272,7 +272,7 @@ class Member:
             in_background("probe", lambda: self._judge(lost), failed=self._fail)
 
     def _judge(self, lost: Peer) -> None:
-        """At once: only now does a refused connection say that the leader ended in the view that it led."""
+        """Probe a lost leader at once: only now does a refused connection show that it died in its last view."""
         dead = self._is_dead(lost)
         with self._changed:
             ready = self._core.judged(lost.id, dead=dead)
@@ -280,7 +280,7 @@ class Member:
             self._send(ready)
 
     def _is_dead(self, peer: Peer) -> bool:
-        self._core.known.add(peer.endpoint)  # if it lives, it is asked who leads it
+        self._core.known.add(peer.endpoint)  # if it is alive, it is asked for its leader
         return peers.is_dead(peer, self._login)
 
     def _interrupt(self) -> None:
@@ -295,7 +295,7 @@ class Member:
             view = self._core.view
             if view is not None and view.number > before:
                 self._board = {}
-                # After the view is there: the training loop that sees the event cleared must find the new view.
+                # Cleared after the view is stored: a training loop that sees it cleared must find the new view.
                 self.interrupted.clear()
             elif isinstance(message, messages.BoardEntry) and message.view == before:
                 self._board[message.key] = message.value
@@ -304,7 +304,7 @@ class Member:
             self._changed.notify_all()
 
     def _find(self, known: list[Endpoint]) -> tuple[Endpoint, Channel] | None:
-        """Ask one after the other who leads, and lead if it is this process's turn."""
+        """Ask the known endpoints for the leader, one after the other; lead if it is this process's turn."""
         with self._changed:
             search = self._core.search(known, time.monotonic(), leads=self.leads)
         while not self.machine.ended and (step := search.next(leads=self.leads)) is not None:
@@ -317,7 +317,7 @@ class Member:
             if channel is not None:
                 leader = self._leader
                 if step.endpoint != self.peer.endpoint and leader is not None:
-                    leader.resign()  # one leader at a time has this member's vote
+                    leader.resign()  # a member votes for one leader at a time
                 return step.endpoint, channel
             search.answered(reply, time.monotonic(), leads=self.leads)
             if reply is not None:
@@ -362,10 +362,10 @@ class Member:
             return self._core.leadership(led, time.monotonic(), follows=self._link is not None)
 
     def _look_around(self) -> None:
-        """While we lead, ask those we lost who leads them: of two parts of a group, one gives way."""
+        """While this process leads, ask lost peers for their leader: of two parts of a group, one gives way."""
         while not self.machine.ended:
             time.sleep(LOOK_AROUND)
-            # The roster too: who was never in a view with us may have gone on with those who were.
+            # The roster as well: it may list peers that were never in a view with this process.
             for endpoint in {*self._core.known, *read_roster(self.roster)} - {self.peer.endpoint}:
                 leader = self._leader
                 if leader is None or not leader.leading or self._is_done():
@@ -387,12 +387,12 @@ class Member:
         return True
 
     def _fail(self) -> None:
-        """Half alive, this member would hold up the others."""
+        """Stop this process, because without the failed thread it would block the others."""
         why = TrainingLost("a thread of this process failed", hint="its log says how; please report it")
         self._give_up(Event.THREAD_FAILED, why)
 
     def _give_up(self, cause: Event, lost: TrainingLost | None) -> None:
-        """Training fails on this process for a reason, or it is over if there is none."""
+        """Training fails on this process with an error, or has ended if there is no error."""
         with self._changed:
             self._lost = lost
             self.machine.on(cause)

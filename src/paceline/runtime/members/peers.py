@@ -1,4 +1,4 @@
-"""Probes of peers: whether they answer, whether they lead, and which leader they follow."""
+"""Probes of peers: whether they answer, whether they have ended, and which leader they follow."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from paceline.runtime.protocol import messages
 __all__ = ["answers", "ask_leadership", "ask_to_follow", "is_dead", "open_lifeline"]
 
 ANSWERS_TIMEOUT = 0.5
-"""Seconds for a member of a running job to accept; asked of each endpoint of a roster, so it must be short."""
+"""Seconds for a member of a running job to accept; short, because each endpoint of a roster is probed."""
 CLOSING, CLOSING_TRIES = 0.02, 5
-"""Seconds between two calls of a process that may be about to end, and their number."""
+"""Seconds between two probes of a process that may be ending, and number of probes."""
 REACH_TIMEOUT = 0.7
-"""Seconds after which a host that did not even refuse a connection counts as cut off. A network that works refuses
-within a round trip; below the heartbeat timeout, so that the verdict is there when the next view is due."""
+"""Seconds after which a host that neither accepts nor refuses a connection counts as unreachable. A refusal takes one
+round trip. Below the heartbeat timeout, so that the result is known when the next view is due."""
 QUERY_TIMEOUT = 1.0
-"""Seconds to connect, and for a one-line answer: far above a round trip, and short enough to ask all lost peers."""
+"""Seconds to connect and for a short answer: far above a round trip, and short enough to ask all lost peers."""
 WELCOME_TIMEOUT = 2.0
-"""Seconds for a leader's answer: its one thread may be busy with sending to members that are about to fail."""
+"""Seconds for a leader's answer: its only deciding thread may be busy sending to members that fail."""
 
 
 def answers(endpoint: Endpoint, login: Login) -> bool:
-    """Whether a process of this job listens there."""
+    """Whether a process of this job listens at the endpoint."""
     with contextlib.suppress(OSError):
         open_channel(*endpoint, login, timeout=ANSWERS_TIMEOUT).close()
         return True
@@ -34,11 +34,11 @@ def answers(endpoint: Endpoint, login: Login) -> bool:
 
 
 def is_dead(peer: Peer, login: Login) -> bool:
-    """Whether a lost peer has ended for certain: its host refuses connections to its port, or another has the port.
+    """Whether a lost peer has certainly ended: its host refuses connections to its port, or another process has the
+    port.
 
-    A rank that is started again may listen where the one before it did. A peer that answers is alive. One that accepts
-    without a message may be suspended, and a host from which nothing comes may be on the far side of a cut link:
-    neither is dead.
+    A restarted rank may use the port of its predecessor. A peer that answers is alive. A peer that accepts and does not
+    answer may be suspended, and a host that does not respond may be behind a failed link: neither counts as dead.
     """
     for _ in range(CLOSING_TRIES):
         try:
@@ -46,7 +46,7 @@ def is_dead(peer: Peer, login: Login) -> bool:
                 return channel.peer != peer.id
         except ConnectionRefusedError:
             return True
-        except ConnectionError:  # a process that ends closes its connections one after the other
+        except ConnectionError:  # an ending process closes its connections one after the other
             time.sleep(CLOSING)
         except OSError:
             return False
@@ -54,7 +54,8 @@ def is_dead(peer: Peer, login: Login) -> bool:
 
 
 def ask_leadership(endpoint: Endpoint, login: Login, peer: Peer) -> messages.LeadershipReply | None:
-    """What is said there of who leads, to a leader that asks; None if nothing is. Refuses connections if dead."""
+    """Ask a peer, as a leader, which leader it follows; None without an answer. Raises ConnectionRefusedError if it is
+    dead."""
     try:
         with contextlib.closing(open_channel(*endpoint, login, timeout=QUERY_TIMEOUT)) as channel:
             channel.set_timeout(QUERY_TIMEOUT)
@@ -69,7 +70,7 @@ def ask_leadership(endpoint: Endpoint, login: Login, peer: Peer) -> messages.Lea
 def ask_to_follow(
     endpoint: Endpoint, login: Login, hello: messages.Hello
 ) -> tuple[messages.Message | None, Channel | None]:
-    """What the process at an endpoint answers to a peer that wants to follow, and the channel to it if it leads."""
+    """Ask the process at an endpoint to be followed: its answer, and the open channel if it leads."""
     try:
         channel = open_channel(*endpoint, login, timeout=QUERY_TIMEOUT)
     except OSError:
@@ -82,7 +83,7 @@ def ask_to_follow(
         channel.set_timeout(None)
         if isinstance(reply, messages.Welcome):
             return reply, channel
-    # The leader may hear of this process only now: it has to know that the process lives and follows it not.
+    # The request may still arrive: tell the leader that this process is alive and does not follow it.
     with contextlib.suppress(OSError):
         channel.send(messages.Farewell())
     channel.close()
@@ -90,7 +91,7 @@ def ask_to_follow(
 
 
 def open_lifeline(endpoint: Endpoint, login: Login) -> SilentConnection | None:
-    """A second connection to the leader that was followed just now; None if it cannot be had."""
+    """A second connection to the leader that this member has just followed; None if it fails."""
     with contextlib.suppress(OSError):
         channel = open_channel(*endpoint, login, timeout=QUERY_TIMEOUT)
         channel.send(messages.Lifeline())

@@ -1,9 +1,9 @@
 """The rendezvous of a job's processes, from the environment variables of their launcher.
 
-PACELINE_JOIN, PACELINE_SECRET     set by `paceline train`: the first leader's host:port and the job's secret
-torchrun                           its store carries rank 0's endpoint, with a proof by the job's secret
+PACELINE_JOIN, PACELINE_SECRET     set by `paceline train`: host:port of the first leader, and the secret of the job
+torchrun                           its store has the endpoint of rank 0, with a proof by the secret of the job
 MASTER_ADDR, MASTER_PORT           the rendezvous under mpirun and srun, whose variables have the ranks
-mpirun without them                MPI itself carries rank 0's endpoint and the secret: `group/mpi.py`
+mpirun without them                MPI sends the endpoint of rank 0 and the secret: `group/mpi.py`
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ from paceline.runtime.members.view import Peer, Timeouts
 __all__ = ["LaunchContext", "launch_context", "launched_size", "meet", "mpi_size", "only_mpi_knows"]
 
 FORGED_TIMEOUT = 10.0
-"""Seconds to wait for the true endpoint in place of one without a proof."""
+"""Seconds to wait for an endpoint with a valid proof, after one without."""
 MOST_RANKS, MOST_PORT = 1 << 24, (1 << 16) - 1
 RANKS = (variables.RANK, "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-"""Processes that Open MPI's mpirun, or that of MPICH and its relatives, has started."""
+"""Variables with the number of processes: of Open MPI, and of MPICH and its derivatives."""
 SIZES = (variables.SIZE, "WORLD_SIZE", *MPI_SIZES, "SLURM_NTASKS")
 
 _OPEN: dict[Endpoint, Member] = {}
-"""The newest member of this process by where its job meets."""
+"""The newest member of this process for each rendezvous."""
 
 
 @dataclass(frozen=True)
 class LaunchContext:
-    """This process among those that were started together."""
+    """What the launcher of this process says about the job."""
 
     rank: int
     size: int
     host: str
-    """With `port`, the rendezvous: where the first rank listens, or torchrun's store."""
+    """With `port`, the rendezvous: the endpoint of the first rank, or of torchrun's store."""
     port: int
     secret: bytes | None
     session: str = ""
-    """Which of the jobs with this secret it belongs to."""
+    """Distinguishes jobs that have the same secret."""
     torchrun: bool = False
-    """Whether the rendezvous is torchrun's store, which says where the first rank listens."""
+    """Whether the rendezvous is torchrun's store, which has the endpoint of the first rank."""
     roster: Path | None = None
-    """File in which late joiners find the members of a running job."""
+    """File with the endpoints of members, for late joiners."""
     late: bool = False
-    """Started again after the job began: it never leads from the beginning."""
+    """Whether this process was restarted after the job began; it never leads from the start."""
 
     def of_join(self, number: int) -> LaunchContext:
-        """Where the same processes meet for a later join(), apart from those before: all call it in the same order."""
+        """The context of a later join() of the same processes; all processes call join() in the same order."""
         if number == 0:
             return self
         roster = self.roster.with_name(f"{self.roster.stem}-join{number}.json") if self.roster is not None else None
@@ -82,7 +82,7 @@ def launch_context(env: Mapping[str, str] = os.environ) -> LaunchContext:
         return LaunchContext(0, 1, "127.0.0.1", 0, secret, roster=roster)
     if "MASTER_ADDR" not in env or "MASTER_PORT" not in env:
         raise InputError(
-            f"{size} processes were started, but nothing says where they meet",
+            f"{size} processes were started, but there is no rendezvous",
             hint="start them with torchrun or `paceline train`, or set MASTER_ADDR and MASTER_PORT",
         )
     meeting = (env["MASTER_ADDR"], _number(env, ("MASTER_PORT",), otherwise=0, most=MOST_PORT))
@@ -105,7 +105,7 @@ def mpi_size(env: Mapping[str, str] = os.environ) -> int:
 def _number(
     env: Mapping[str, str], names: Sequence[str], *, otherwise: int, least: int = 0, most: int = MOST_RANKS
 ) -> int:
-    """What the first of these variables that is there says."""
+    """The value of the first of these variables that is set."""
     name = next((name for name in names if name in env), None)
     if name is None:
         return otherwise
@@ -116,13 +116,13 @@ def _number(
 
 
 def only_mpi_knows(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether mpirun has started several processes and no variable says where they meet."""
+    """Whether mpirun has started several processes and no variable has a rendezvous."""
     told = variables.JOIN in env or ("MASTER_ADDR" in env and "MASTER_PORT" in env)
     return not told and mpi_size(env) > 1
 
 
 def meet(start: LaunchContext, timeouts: Timeouts) -> Member:
-    """Take part in the job; the first view is up to the caller."""
+    """Join the job as a member; the caller then waits for the first view."""
     _check_alone(start)
     address = _own_address(start.host)
     port = start.port if start.rank == 0 and not start.torchrun else 0
@@ -146,25 +146,25 @@ def meet(start: LaunchContext, timeouts: Timeouts) -> Member:
 
 
 def _check_alone(start: LaunchContext) -> None:
-    """Refuse a second open join() on every rank at once: only rank 0 would see that its port is taken."""
+    """Refuse a second open join() on every rank; otherwise only rank 0 would fail, because its port is taken."""
     before = _OPEN.get((start.host, start.port))
     if start.size > 1 and not start.torchrun and before is not None and not before.machine.ended:
         raise InputError(
-            f"join() was called while an earlier join() is still open; both meet at {start.host}:{start.port}",
+            f"join() was called while an earlier join() is still open; both use {start.host}:{start.port}",
             hint="join one nn.ModuleList of both models, with a list of their optimizers; or begin the second after "
             "the `with` block of the first; under torchrun several may be open",
         )
 
 
 def _listen(address: str, port: int, *, late: bool) -> socket.socket:
-    """Listen on the job's interface only; a late joiner is in the roster, whichever port is left for it."""
+    """Listen on the interface of the job only; a late joiner may use any port, because the roster lists it."""
     try:
         return socket.create_server((address, port), backlog=128)
     except OSError as error:
         if late:
             return socket.create_server((address, 0), backlog=128)
         raise InputError(
-            f"the ranks are to meet at {address}:{port}, where this process cannot listen: {error.strerror}",
+            f"the rendezvous of the ranks is {address}:{port}, where this process cannot listen: {error.strerror}",
             hint="another process has that port: torch.distributed.init_process_group() in the same script takes "
             "MASTER_PORT as well and is not needed, join() connects the ranks; a join() before this one has it until "
             "its `with` block ends; else choose another MASTER_PORT",
@@ -172,7 +172,7 @@ def _listen(address: str, port: int, *, late: bool) -> socket.socket:
 
 
 def _through_torchrun(start: LaunchContext, server: socket.socket) -> Endpoint:
-    """Rank 0 says where it listens through torchrun's store, in which anybody can write: with a proof."""
+    """The endpoint of rank 0 through torchrun's store. Any process can write to the store, so it comes with a proof."""
     assert start.secret is not None, "torchrun's ranks have a secret"
     store = dist.TCPStore(start.host, start.port, is_master=False)
     key = f"paceline/{start.session}/endpoint"
@@ -188,7 +188,7 @@ def _through_torchrun(start: LaunchContext, server: socket.socket) -> Endpoint:
             return (host, int(port))
         if time.monotonic() > deadline:
             raise InputError(
-                "rank 0 and this process have different secrets, or somebody else writes to torchrun's store",
+                "rank 0 and this process have different secrets, or another process writes to torchrun's store",
                 hint=f"set {variables.SECRET} to the same value on every host",
             )
         time.sleep(0.1)
@@ -208,6 +208,6 @@ def _own_address(host: str) -> str:
             return str(probe.getsockname()[0])
     except (OSError, UnicodeError) as error:
         raise InputError(
-            f"the ranks are to meet at {host[:80]!r}, which this host cannot find or reach: {error}",
+            f"the rendezvous of the ranks is {host[:80]!r}, which this host cannot find or reach: {error}",
             hint=f"give MASTER_ADDR or {variables.JOIN} an address, or {variables.ADDRESS} this host's own",
         ) from error

@@ -1,5 +1,5 @@
 """The secret of a job: from the environment, from a file that only its user can read, or generated for the ranks of one
-host. It never comes from torchrun's store, which answers any peer.
+host. It is never sent through torchrun's store, which any process can read.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from paceline.errors import InputError
 __all__ = ["given_secret", "local_secret", "seal_endpoint", "unseal_endpoint"]
 
 SHORTEST = 16
-"""Characters: a peer that is called can try guesses against the proof that it hears, without being noticed."""
+"""Least number of characters: a process that receives a connection can test guesses against the received proof."""
 MAKE = 'python3 -c "import secrets; print(secrets.token_hex(32))"'
 
 
 def given_secret(env: Mapping[str, str] = os.environ) -> bytes | None:
-    """The secret that the user or `paceline train` gave; None if there is none."""
+    """The secret from the user or from `paceline train`; None if there is none."""
     text = env.get(variables.SECRET)
     where = variables.SECRET
     if not text and env.get(variables.SECRET_FILE):
@@ -36,18 +36,19 @@ def given_secret(env: Mapping[str, str] = os.environ) -> bytes | None:
         return None
     if len(text) < SHORTEST:
         raise InputError(f"the secret in {where} has {len(text)} characters, at least {SHORTEST} are needed", hint=MAKE)
-    return text.encode(errors="surrogateescape")  # bytes that are no text, as the environment has them
+    return text.encode(errors="surrogateescape")  # keep bytes that are not valid text
 
 
 def local_secret(env: Mapping[str, str] = os.environ) -> bytes:
-    """A secret for ranks that torchrun started on this host alone; refused if some of them are on other hosts."""
+    """A generated secret for ranks that torchrun started on this host; refused if some ranks are on other hosts."""
     if env.get("LOCAL_WORLD_SIZE") != env.get("WORLD_SIZE"):
         raise InputError(
             "torchrun started ranks on several hosts, and they have no secret to know each other by",
             hint=f"on one host: export {variables.SECRET}=$({MAKE}); on the others set the same value; then torchrun",
         )
     parts = [env.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")]
-    # The ranks have one parent, torchrun's agent; its start tells it from an earlier process with the same number.
+    # All ranks have the same parent, torchrun's agent; its start time distinguishes it from an earlier process with
+    # the same process id.
     parent = os.getppid()
     parts += [str(parent), _start_of(parent)]
     path = _private_folder() / f"job-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:24]}"
@@ -57,12 +58,12 @@ def local_secret(env: Mapping[str, str] = os.environ) -> bytes:
 
 
 def seal_endpoint(secret: bytes, session: str, endpoint: str) -> str:
-    """An endpoint with a proof, to be read from where anybody can write."""
+    """An endpoint with a proof, for a store to which any process can write."""
     return f"{endpoint} {_proof(secret, session, endpoint)}"
 
 
 def unseal_endpoint(secret: bytes, session: str, text: str) -> str | None:
-    """The endpoint; None if who wrote it does not hold the secret."""
+    """The endpoint; None if the proof was not made with the secret."""
     endpoint, _, proof = text.partition(" ")
     good = hmac.compare_digest(proof.encode(errors="replace"), _proof(secret, session, endpoint).encode())
     return endpoint if good else None
@@ -88,7 +89,7 @@ def _made_once(path: Path) -> str:
 
 
 def _private_folder() -> Path:
-    """A folder of this user alone."""
+    """A folder that only this user can access."""
     folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"paceline-{os.getuid()}"
     try:
         with contextlib.suppress(FileExistsError):
@@ -105,7 +106,7 @@ def _private_folder() -> Path:
 
 
 def _read_private(path: Path) -> str:
-    """A file that nobody else can read or write."""
+    """The content of a file that only this user can read and write; other files are refused."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
@@ -118,7 +119,7 @@ def _read_private(path: Path) -> str:
 
 
 def _start_of(process: int) -> str:
-    """When a process started, in the kernel's ticks."""
+    """Start time of a process in clock ticks of the kernel."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):

@@ -1,5 +1,4 @@
-"""The current members of a group, decided by the leader and held by every member; and the roster file for late
-joiners."""
+"""Views: the members of a group, as the leader decides them. Also the roster file for late joiners."""
 
 from __future__ import annotations
 
@@ -27,72 +26,73 @@ __all__ = [
 ]
 
 HELD = 16
-"""The first ranks of a view know all of its peers, the others know these first ranks: enough to find who leads next,
-and a view of n ranks costs n messages of constant size."""
+"""The first ranks of a view know all of its peers; other ranks know only these first ranks. This is enough to find the
+next leader, and a view of n ranks costs n messages of constant size."""
 
 MOST = 1 << 22
-"""Bytes of a roster that are read: of the `HELD` endpoints that it has, and of whatever else stands in its place."""
+"""Largest number of bytes that are read from a roster, whatever the file contains."""
 MOST_VIEWS = 1 << 48
-"""No job forms more; who says so is not believed, as all later views would have to be counted from there."""
+"""Largest number of a view. A higher number in a message is refused, because later views would continue from it."""
 OVER = "over"
-"""In place of a roster: training is over and nobody is left to be joined."""
+"""Content of a roster after training has ended."""
 log = logging.getLogger("paceline.runtime")
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long processes of a group wait for each other, in seconds."""
+    """Timeouts of the processes of a group, in seconds."""
 
     heartbeat_interval: float = 0.25
-    """Between two heartbeats. A twelfth of the heartbeat timeout, so that single late ones cost nothing."""
+    """Interval of heartbeats; a twelfth of the heartbeat timeout, so that single late heartbeats have no effect."""
     heartbeat_timeout: float = 3.0
-    """A member without heartbeats for this long is declared failed. Heartbeats come from a thread of their own, so a
-    slow step is no failure; a busy host delays a thread by tenths of a second, rarely by seconds."""
+    """A member without heartbeats for this long is declared failed. A separate thread sends heartbeats, so that a slow
+    step is not a failure; a busy host delays a thread by tenths of a second, rarely by seconds."""
     join: float = 120.0
-    """For the first members to come together; then those that came begin, and the others may join late. Hosts of a
-    cluster start processes and import frameworks minutes apart at worst."""
+    """Longest wait for the first members; then those present begin, and the others join late. Hosts of a cluster may
+    start processes and import frameworks minutes apart."""
     settle: float = 0.1
-    """Between the last change of a group and its next view, so that members that come together change it once."""
+    """Time between the last change of a group and its next view, so that members that arrive together cause one
+    view."""
     partition: float = 30.0
-    """Between two warnings of a part of the group that waits, since the others may train without it."""
+    """Interval of warnings of a part of a group that waits, because the other members may train without it."""
     hang: float = 10.0
-    """A rank whose own code takes longer than this for a step while others wait for it is named in the log."""
+    """A rank whose user code takes longer than this for a step while others wait is named in the log."""
     step: float | None = None
-    """A rank whose own code takes longer than this for a step is left behind until it returns; None: never."""
+    """The others continue without a rank whose user code takes longer than this for a step; None: they always wait."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One process that takes part."""
+    """A process that takes part in a job."""
 
     id: str
-    """Unique among all processes that ever took part."""
+    """Unique among all processes that ever took part in the job."""
     rank: int
-    """As its launcher numbered it; only the order matters."""
+    """The rank that the launcher assigned; only the order matters."""
     address: str
     port: int
 
     @property
     def endpoint(self) -> tuple[str, int]:
-        """Where the process listens."""
+        """Endpoint of the process's listener."""
         return (self.address, self.port)
 
 
 @dataclass(frozen=True)
 class Report:
-    """How far a rank has come, when a view is formed."""
+    """The progress of a rank, reported when a view is formed."""
 
     step: int
-    """Committed steps."""
+    """Number of committed steps."""
     mark: str = ""
-    """Names the state: ranks with equal marks hold equal parameters."""
+    """Identifies the state: ranks with equal marks hold equal parameters."""
     view: int = 0
-    """Number of the view in which the state last changed; 0 if it is from a checkpoint, or fresh."""
+    """Number of the view in which the state last changed; 0 for a state from a checkpoint or a fresh one."""
 
 
 @dataclass(frozen=True)
 class View:
-    """The group from one change to the next."""
+    """The members of a group between two changes."""
 
     number: int
     leader: Peer
@@ -102,17 +102,17 @@ class View:
     peers: tuple[Peer, ...]
     """The peers in the order of ranks: all of them on the first `HELD` ranks, the first `HELD` on the others."""
     source: int
-    """The most advanced rank, whose state all take over."""
+    """The most advanced rank, whose state all ranks copy."""
     alike: bool
-    """Whether all ranks hold that state already."""
+    """Whether all ranks already hold this state."""
     fresh: bool
-    """Whether none of its members was in a view before."""
+    """Whether no member was in a view before."""
 
     def succession(self, own: str, *, absent: bool) -> list[Peer]:
-        """Who may lead next, in the order on which all members have to agree; the lost leader comes last.
+        """The peers that may lead next, in an order on which all members agree; the lost leader comes last.
 
-        A member that was `absent`, as it slept or resigned, has not lost its leader: it asks the last one first, and
-        leads only if nobody else does.
+        A member that was `absent`, because it was suspended or resigned, has not lost its leader: it asks the last
+        leader first, and leads only if no other peer does.
         """
         order = [*(peer for peer in self.peers[:HELD] if peer.id != self.leader.id), self.leader]
         return sorted(order, key=lambda peer: (peer.id == own, peer.id != self.leader.id)) if absent else order
@@ -120,18 +120,18 @@ class View:
 
 @dataclass(frozen=True)
 class Ballot:
-    """A view in which a member has a vote on how the group goes on."""
+    """A view in which a member has a vote on whether the group may continue."""
 
     number: int
     leader: str
-    """Id of the peer that formed the view: with the number, its name."""
+    """Id of the peer that formed the view; together with the number it identifies the view."""
     size: int
     peers: tuple[Peer, ...]
-    """As in the view."""
+    """The peers that the view lists."""
     established: bool = False
-    """Whether the member knows that all others received the view as well, as it has exchanged tensors with them."""
+    """Whether the member knows that all others received the view, because it exchanged tensors with them."""
     fresh: bool = False
-    """Whether none of its members was in a view before, so that there is no common state that could be lost."""
+    """Whether no member was in a view before, so that there is no common state that could be lost."""
 
     def __post_init__(self) -> None:
         if not (0 <= self.number <= MOST_VIEWS and 1 <= len(self.peers) <= self.size):
@@ -139,7 +139,7 @@ class Ballot:
 
     @property
     def name(self) -> tuple[int, str]:
-        """What tells the view from all others."""
+        """Identifies the view."""
         return (self.number, self.leader)
 
     @property
@@ -149,26 +149,26 @@ class Ballot:
 
 
 def read_roster(path: Path | None) -> list[tuple[str, int]]:
-    """Endpoints of the members of the last view."""
+    """Endpoints of the members of the last view; empty if the file cannot be read."""
     with contextlib.suppress(ValueError, TypeError, RecursionError):
         return [(str(address), int(port)) for address, port in json.loads(_content(path))]
     return []
 
 
 def is_closed(path: Path | None) -> bool:
-    """Whether the group wrote that training is over."""
+    """Whether the group has written that training is over."""
     return _content(path) == json.dumps(OVER).encode()
 
 
 def _content(path: Path | None) -> bytes:
-    """What the file says; nothing if there is none, or something else in its place: training goes on without it."""
+    """The content of the file; empty if it cannot be read, because training continues without it."""
     with contextlib.suppress(OSError):
         return read_regular(path, most=MOST, follow=True) if path is not None else b""
     return b""
 
 
 def write_roster(path: Path | None, view: View) -> None:
-    """Write where late joiners find the members, if there is a file for it."""
+    """Write the endpoints of the members for late joiners, if the job has a roster."""
     _write(path, [[peer.address, peer.port] for peer in view.peers])
 
 
@@ -178,7 +178,7 @@ def close_roster(path: Path | None) -> None:
 
 
 def _write(path: Path | None, content: object) -> None:
-    """Only late joiners need the file, so training goes on without it; it is of no use after a reboot."""
+    """Write the file atomically, without waiting for the disk. Only late joiners need it, so a failure is a warning."""
     if path is None:
         return
     try:

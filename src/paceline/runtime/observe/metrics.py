@@ -1,4 +1,4 @@
-"""The metrics of a rank: names and meanings, text for Prometheus, and readers for files and endpoints."""
+"""The metrics of a rank: names and meanings, output for Prometheus, and readers for files and endpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.files import read_regular
 __all__ = ["METRICS", "Line", "prometheus_text", "read_metrics"]
 
 Line = dict[str, Any]
-"""One line of a rank's file: means since the line before, and how things stand."""
+"""One line of a rank's file: means since the previous line, and present values."""
 METRICS = {
     "step": "Committed steps of the run.",
     "epoch": "Epoch of the samples.",
@@ -24,15 +24,15 @@ METRICS = {
     "compute_seconds": "Seconds of a step until this rank's gradients were computed, without waiting for samples.",
     "input_seconds": "Seconds of a step in which this rank waited for samples.",
     "exchange_seconds": "Seconds of a step in which this rank waited for the exchange of gradients.",
-    "staleness": "Updates by other groups since the parameters were taken that the newest exchange was computed from.",
-    "view": "Number of the group's membership; it grows with every rank that dies or joins.",
+    "staleness": "Updates by other groups since this group read the parameters of its newest exchange.",
+    "view": "Number of the group's view; it grows with every rank that fails or joins.",
     "ranks": "Ranks that step together.",
 }
-"""The numbers of a line. A line also has `time`, `group`, `rank` as launched, and the `shares` of all ranks."""
+"""The metrics of a line. A line also has `time`, `group`, the launched `rank`, and the `shares` of all ranks."""
 TAIL = 1 << 16
-"""Bytes at the end of a file in which its newest line is."""
+"""Bytes that are read from the end of a file to find its newest line."""
 LARGEST_NUMBER = 1e15
-"""Of a metric: whatever is beyond was not written by a rank."""
+"""Largest value of a metric; a line with a larger value is not from a rank."""
 LARGEST = 1 << 20
 """Bytes that an endpoint may answer."""
 
@@ -49,12 +49,12 @@ def prometheus_text(line: Line) -> str:
 
 
 def _label(text: str) -> str:
-    """A label's value: quotes and line ends would begin other metrics."""
+    """An escaped label value: quotes and line ends would break the format."""
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def read_metrics(where: str) -> list[Line]:
-    """The newest line of each rank, from a folder of JSON lines or from endpoints, separated by commas."""
+    """The newest line of each rank, from a folder of JSON lines, or from endpoints separated by commas."""
     if where.startswith(("http://", "https://")):
         lines = [_fetch(url) for url in where.split(",")]
     else:
@@ -71,7 +71,7 @@ def read_metrics(where: str) -> list[Line]:
 
 
 def _newest(path: Path) -> Line:
-    """The last whole line of a file; empty if there is none."""
+    """The last complete line of a file; empty if there is none."""
     try:
         rows = read_regular(path, follow=True, tail=TAIL).splitlines()
     except OSError as error:
@@ -80,7 +80,7 @@ def _newest(path: Path) -> Line:
 
 
 def _line(text: bytes) -> Line:
-    """What a line says; empty if it is cut off or something else."""
+    """A line as data; empty if it is cut off or not valid."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):

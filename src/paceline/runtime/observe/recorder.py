@@ -1,7 +1,7 @@
-"""Writes a rank's metrics once a second: JSON lines, an endpoint for Prometheus, event files for TensorBoard.
+"""Writes the metrics of a rank once per second: JSON lines, an endpoint for Prometheus, event files for TensorBoard.
 
-The training loop only adds numbers up. A separate thread writes the files; failed writes are dropped with one warning,
-and training continues.
+The training loop only accumulates values. A separate thread writes them; after a failed write it stops with one
+warning, and training continues.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["MetricsRecorder"]
 EVERY = 1.0
 """Seconds between two lines."""
 WAITING_LINES = 100
-"""Lines that may wait for a slow disk; further ones are dropped."""
+"""Number of lines that may wait for a slow disk; further lines are dropped."""
 REQUEST = 5.0
 """Seconds for a whole request to the endpoint."""
 log = logging.getLogger("paceline.runtime")
@@ -35,10 +35,10 @@ Sink = Callable[[Line], None]
 
 
 class MetricsRecorder:
-    """What a rank tells about itself; nothing unless the settings ask for it."""
+    """Records the metrics of a rank; does nothing unless the settings enable an output."""
 
     def __init__(self, settings: Settings, *, group: str, rank: int) -> None:
-        """`rank`: as launched, which does not change with the group."""
+        """`rank`: the launched rank, which does not change with the group."""
         self._about = {"group": group, "rank": rank}
         self._sinks = _sinks(settings, group, rank)
         self._server = _endpoint(settings.metrics_port + rank) if settings.metrics_port is not None else None
@@ -51,7 +51,7 @@ class MetricsRecorder:
             self._thread.start()
 
     def step(self, record: StepRecord, *, rank: int, epoch: int, staleness: int) -> None:
-        """A step was committed; a line is due every second, and with every change of the group."""
+        """Add a committed step; a line is written every second, and at every change of the group."""
         if not self._sinks and self._server is None:
             return
         if record.view != self._view and self._steps:
@@ -63,7 +63,7 @@ class MetricsRecorder:
             self._view = record.view
 
     def close(self) -> None:
-        """Write what is left, and close the endpoint."""
+        """Write the remaining lines, and close the endpoint."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -103,7 +103,7 @@ class MetricsRecorder:
                 try:
                     sink(line)
                 except OSError as error:
-                    log.warning("metrics are not written any more: %s; training goes on", error)
+                    log.warning("metrics are no longer written: %s; training continues", error)
                     self._sinks.remove(sink)
 
 
@@ -144,7 +144,7 @@ class _Endpoint(HTTPServer):
     line: Line = {}  # noqa: RUF012 - replaced, never changed
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A caller that goes away in the middle is no news."""
+        """Log at debug level only, because a client may disconnect at any time."""
         log.debug("a request for metrics from %s failed", client_address, exc_info=True)
 
 

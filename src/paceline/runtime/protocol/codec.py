@@ -1,7 +1,7 @@
 """Messages as bytes and back: one JSON object with the kind and the fields, then the payload if the kind has one.
 
-A received message is validated against the class of its kind, field by field. An invalid message is a `ProtocolError`,
-which ends only its own connection. Nothing is ever unpickled or executed.
+A received message is validated field by field against the class of its kind. An invalid message raises `ProtocolError`,
+which closes only its own connection. Nothing is unpickled or executed.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from paceline.runtime.protocol.messages import KINDS, Message, Role
 __all__ = ["ProtocolError", "accepted_by", "decode_message", "encode_message", "from_plain", "to_plain"]
 
 PAYLOAD = "data"
-"""The field that travels behind the JSON text; there it stands for the number of bytes."""
+"""The field that is sent after the JSON text; in the text it has the number of bytes."""
 
 
 MOST = (1 << 63) - 1
-"""Whole numbers beyond it are refused: Python computes with them, but floats, arrays and texts do not."""
+"""Largest integer in a message: Python supports larger ones, but floats and arrays do not."""
 
 
 class ProtocolError(ConnectionError):
-    """The peer sent what the protocol does not allow; only the connection to that peer ends."""
+    """The peer violated the protocol; only the connection to that peer is closed."""
 
 
 def accepted_by(receiver: Role, *, sender: Role) -> tuple[type[Message], ...]:
-    """Every message that one role may send to another."""
+    """All messages that one role may send to another."""
     return tuple(item for item in KINDS.values() if (item.sender, item.receiver) == (sender, receiver))
 
 
 def encode_message(message: Message) -> tuple[bytes, bytes]:
-    """The JSON text of a message, and its payload."""
+    """The JSON text and the payload of a message."""
     payload: bytes = getattr(message, PAYLOAD) if message.has_payload else b""
     values = dict(vars(message))
     if message.has_payload:
@@ -46,7 +46,7 @@ def encode_message(message: Message) -> tuple[bytes, bytes]:
 
 
 def decode_message(text: bytes, payload: bytes = b"") -> Message:
-    """The message of a JSON text and of the payload that came with it."""
+    """The message from its JSON text and its payload."""
     try:
         content = load_plain(text)
     except UnacceptableText as error:
@@ -64,7 +64,7 @@ def decode_message(text: bytes, payload: bytes = b"") -> Message:
 
 
 def to_plain(value: Any) -> Any:
-    """A value of dataclasses, tables, lists, bytes and plain values as JSON data."""
+    """Dataclasses, tables, lists, bytes and plain values as JSON data."""
     if dataclasses.is_dataclass(value):
         return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -75,11 +75,11 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(hint: Any, value: Any, where: str) -> Any:
-    """JSON data as a value of this type; raises ProtocolError that names the field where it does not fit."""
+    """JSON data as a value of this type; raises ProtocolError that names the invalid field."""
     origin, options = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
-    if origin in (typing.Union, types.UnionType):  # in messages always a type, or nothing
+    if origin in (typing.Union, types.UnionType):  # in messages always `T | None`
         return None if value is None else from_plain(options[0], value, where)
     if origin is typing.Literal and isinstance(value, str) and value in options:
         return value
@@ -99,7 +99,7 @@ def _simple(hint: Any, value: Any, where: str) -> Any:
         return float(value)
     if hint is int and type(value) is int and not -MOST <= value <= MOST:
         raise ProtocolError(f"{where[:80]} has {value.bit_length()} bits, expected 63 at most")
-    if hint in (int, str, bool) and type(value) is hint:  # `type`, since True is an int for isinstance
+    if hint in (int, str, bool) and type(value) is hint:  # not isinstance, for which True is an int
         return value
     if hint is bytes and isinstance(value, str):
         try:
@@ -110,7 +110,7 @@ def _simple(hint: Any, value: Any, where: str) -> Any:
 
 
 def _instance(cls: Any, content: dict[str, Any], where: str, values: dict[str, Any]) -> Any:
-    """A dataclass from its fields, of which some have their value already."""
+    """A dataclass from JSON data of its fields; `values` has fields that are already decoded."""
     hints = _hints(cls)
     if set(content) | set(values) != set(hints):
         wrong = sorted((set(content) | set(values)) ^ set(hints))
@@ -123,6 +123,6 @@ def _instance(cls: Any, content: dict[str, Any], where: str, values: dict[str, A
 
 @functools.cache
 def _hints(cls: Any) -> dict[str, Any]:
-    """The types of a dataclass's fields; class variables are no fields."""
+    """The types of a dataclass's fields, without class variables."""
     hints = typing.get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}

@@ -1,7 +1,8 @@
-"""Decisions of a leader, without sockets, threads or clock: a function of events and time to actions.
+"""Decisions of a leader: a function from events and time to actions. No sockets, threads or clock.
 
-`members/leader.py` runs it in a process; `benchmarks/lib/membership.py` runs many of them in a simulated network. A
-leader holds no state that its successor needs: followers report again to the next leader. Its states are `LeaderState`.
+`members/leader.py` runs this in a process; `benchmarks/lib/membership.py` runs many leaders in a simulated network. A
+leader has no state that its successor needs, because followers report again to the next leader. The states are in
+`LeaderState`.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from paceline.runtime.protocol.states import LEADER_TABLE, Event, LeaderState, S
 __all__ = ["Action", "Drop", "Follower", "Formed", "Leading", "Probe", "Rule", "Send"]
 
 PROBE_INTERVAL = 0.5
-"""Seconds after which an absent peer is probed again: a link that is mended should not have to wait for a timeout."""
+"""Interval of probes of an absent peer in seconds; short, so that a repaired link is detected soon."""
 PROBED = 64
-"""Peers that are probed at a time; a part that lost more of them is not alone."""
+"""Largest number of peers that are probed at a time."""
 Rule = Callable[[Mapping[str, Sequence[Ballot]], Memory], bool]
 log = logging.getLogger("paceline.runtime")
 
@@ -35,21 +36,21 @@ class Send:
 
 @dataclass(frozen=True)
 class Drop:
-    """End the connection to a follower, after what was sent."""
+    """Close the connection to a follower after all sent messages."""
 
     to: str
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Call a peer, and say whether it is dead."""
+    """Probe a peer, and report whether it is dead."""
 
     peer: Peer
 
 
 @dataclass(frozen=True)
 class Formed:
-    """A view is about to be sent."""
+    """A view was formed; followers receive it after this action."""
 
     view: View
 
@@ -59,36 +60,36 @@ Action = Send | Drop | Probe | Formed
 
 @dataclass
 class Follower:
-    """A follower, as seen by its leader."""
+    """A follower, as its leader sees it."""
 
     peer: Peer
     ballots: tuple[Ballot, ...]
     seen: int
-    """Number of the last view that it knows."""
+    """Number of the last view that the follower knows."""
     last_heard: float
     since: int | None = None
-    """The first view of those that it was in without a gap since it follows."""
+    """The first of its consecutive views since it follows this leader."""
     report: Report | None = None
-    """Set while the follower is ready for the next view."""
+    """Its report, while it is ready for the next view."""
     finished: bool = False
     deaths: tuple[tuple[str, int], ...] = ()
-    """Whom it saw die."""
+    """Members whose death it observed."""
     step: int = 0
     busy: float = 0.0
-    """Seconds for which its own code has had control, by its last heartbeat."""
+    """Seconds for which its user code has had control, according to its last heartbeat."""
     warned: float = 0.0
 
 
 class Leading:
-    """Decides from construction until it resigns; every method takes the time and returns what is to be done."""
+    """A leader's decisions, until it resigns. Methods take the time and return actions."""
 
     def __init__(
         self, own: str, timeouts: Timeouts, *, first: int | None, now: float, memory: Memory, rule: Rule = may_go_on
     ) -> None:
-        """`first`: how many the first view of the job waits for; None if there were views before."""
+        """`first`: number of members for which the first view waits; None if there were views before."""
         self._own, self._timeouts, self._first, self._memory, self._rule = own, timeouts, first, memory, rule
         self.number = memory.formed
-        """Of the newest view that any follower knows."""
+        """Number of the newest view that any follower knows."""
         self.followers: dict[str, Follower] = {}
         self.machine = StateMachine(LEADER_TABLE, LeaderState.COLLECTING)
         self._members: set[str] = set()
@@ -96,34 +97,34 @@ class Leading:
         self._changed_at = self._last_tick = self._last_beat = now
         self._warned_at = now
         self._moved_at, self._stalled = now, 0.0
-        """When a follower was last seen to compute, or in another step; and the stall that was warned of last."""
+        """When a follower last computed or changed its step, and the length of the last stall that was logged."""
         self._probed: dict[str, float] = {}
         self._out: list[Action] = []
 
     @property
     def size(self) -> tuple[bool, int]:
-        """Whether it leads members that need not wait for others, and how many it leads."""
+        """Whether its members may train without others, and the number of members."""
         return self.machine.state is not LeaderState.PARTITIONED, len(self.followers)
 
     def join(self, peer: Peer, hello: messages.Hello, now: float) -> list[Action]:
-        """A member follows; views go on counting from the last one that it knows."""
+        """Add a follower; numbers of views continue from the last one that it knows."""
         if peer.id in self.followers:
             self._forget(peer.id)
         self.followers[peer.id] = Follower(peer, hello.ballots, hello.view, now)
         self._unready += 1
         self._memory.back(peer.id)
-        # `welcome` before `halt`: a member that is not welcome yet does not expect anything else.
+        # `welcome` is sent before `halt`, because a member accepts no other message before `welcome`.
         self._send(peer.id, messages.Welcome(self.number))
         self._end_view(messages.Hello, f"{peer.id} joined", now)
         self.number = max(self.number, hello.view, *(ballot.number for ballot in hello.ballots), 0)
         return self._done()
 
     def hear(self, id: str, message: messages.Message, now: float) -> list[Action]:  # noqa: A002
-        """A follower sent a message."""
+        """Process a message of a follower."""
         follower = self.followers[id]
         follower.last_heard = now
         if isinstance(message, messages.ViewFailed):
-            # Trouble of a view before this one is history: ending this view for it would never come to an end.
+            # A failure of an earlier view is ignored: otherwise views would end one after the other without end.
             if message.view == self.number:
                 self._end_view(messages.ViewFailed, f"{id} has trouble: {message.why}", now)
             return self._done()
@@ -142,20 +143,20 @@ class Leading:
         return self._done()
 
     def lose(self, id: str, now: float, *, farewell: bool) -> list[Action]:  # noqa: A002
-        """The connection to a follower ended; with a farewell, or because of silence, it may be alive."""
+        """The connection to a follower ended. After a farewell or a heartbeat timeout the follower may be alive."""
         self._lose(id, now, farewell=farewell)
         return self._done()
 
     def judged(self, id: str, *, dead: bool) -> list[Action]:  # noqa: A002
-        """The answer to a probe."""
+        """Process the result of a probe."""
         if id not in self.followers:
             self._memory.judged(id, dead=dead)
         return []
 
     def tick(self, now: float) -> list[Action]:
-        """What is due: heartbeats, the next view, or to resign after having been suspended."""
-        # Before anybody is judged by the clock: a process that was suspended finds out here that the others may have
-        # another leader, and declares none of them failed.
+        """Do what is due: heartbeats, the next view, or resignation after a suspension."""
+        # Checked before any heartbeat timeout: a leader that was suspended must not declare followers failed, because
+        # they may have another leader by now.
         if now - self._last_tick > self._timeouts.heartbeat_timeout:
             return self.resign()
         self._last_tick = now
@@ -166,8 +167,8 @@ class Leading:
         return self._done()
 
     def resign(self) -> list[Action]:
-        """Lead no more; the followers turn to the next leader."""
-        # The state first: followers that lose their connection ask who leads, and must not be sent back here.
+        """Stop leading; followers search for the next leader."""
+        # The state changes first: followers that lose their connection ask for the leader, and must not be sent back.
         self.machine.on(Event.RESIGNED)
         for id in list(self.followers):  # noqa: A001
             self._dismiss(id)
@@ -179,7 +180,7 @@ class Leading:
         return out
 
     def _on_ready(self, follower: Follower, message: messages.Ready, now: float) -> None:
-        if message.view != follower.seen:  # said before it knew the view that it was sent meanwhile
+        if message.view != follower.seen:  # sent before it received the newest view
             return
         established = next((item for item in follower.ballots if item.number == message.established), None)
         if established is not None:
@@ -226,7 +227,7 @@ class Leading:
         self._name_hanging(now)
 
     def _name_stall(self, now: float) -> None:
-        """Say that all wait and nobody computes, each time twice as late."""
+        """Log that all members wait and none computes, at doubling intervals."""
         stall = now - self._moved_at
         active = self.machine.state is LeaderState.VIEW_ACTIVE and not any(f.finished for f in self.followers.values())
         if active and stall > max(self._timeouts.hang, 2 * self._stalled):
@@ -236,7 +237,8 @@ class Leading:
             log.warning("all %d ranks have waited for %.0f s in step %d, %s", len(self._members), stall, step, why)
 
     def _name_hanging(self, now: float) -> None:
-        """Say who keeps the others waiting, each time twice as late; beyond the limit the others go on."""
+        """Log which member keeps the others waiting, at doubling intervals; beyond `Timeouts.step` the others
+        continue."""
         if all(follower.busy > 0.0 for follower in self.followers.values()):
             return
         for id, follower in self.followers.items():  # noqa: A001
@@ -253,7 +255,7 @@ class Leading:
         return self._timeouts.step is not None and follower.busy > self._timeouts.step
 
     def _end_view(self, cause: Event | type[messages.Message], why: str, now: float) -> None:
-        """Halt all followers; they report for the next view."""
+        """Halt all followers, which then report for the next view."""
         self._changed_at = now
         was_active = self.machine.state is LeaderState.VIEW_ACTIVE
         self.machine.on(cause)
@@ -291,7 +293,7 @@ class Leading:
         if now - self._warned_at >= self._timeouts.partition:
             self._warned_at = now
             names = ", ".join(peer.id for peer in absent[:8]) or "members of the last view"
-            log.warning("waiting, since others may train without this part: nothing is known of %s", names)
+            log.warning("waiting, because other members may train without this part: no message from %s", names)
         self._probe(absent, now)
         return False
 
@@ -324,7 +326,7 @@ class Leading:
             self._send(follower.peer.id, messages.ViewFormed(view if rank < HELD else brief, rank))
 
     def _end_if_finished(self) -> None:
-        """When all who are left have finished at the same step, they may go."""
+        """End training when all followers have finished at the same step."""
         if self.followers and not self._unready and all(follower.finished for follower in self.followers.values()):
             steps = {follower.report.step for follower in self.followers.values() if follower.report is not None}
             if len(steps) == 1:
@@ -340,7 +342,7 @@ class Leading:
 
 
 def _most_advanced(ready: Sequence[Follower]) -> tuple[int, bool]:
-    """The rank whose state all take over, and whether all hold it: what a later view committed counts more."""
+    """The rank with the newest state, and whether all ranks hold this state; a later view counts before more steps."""
     reports = [follower.report for follower in ready if follower.report is not None]
     order = [(report.view, report.step, -rank) for rank, report in enumerate(reports)]
     return -max(order)[2], len({report.mark for report in reports}) == 1

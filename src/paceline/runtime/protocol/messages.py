@@ -186,7 +186,7 @@ class Dismissal(Message, route=_FROM_LEADER, kind="dismissal"):
 
 
 class Ready(Message, route=_TO_LEADER, kind="ready"):
-    """The member has stopped stepping and reports its progress; the next view names the most advanced member."""
+    """The member has stopped training steps and reports its progress; the next view names the most advanced member."""
 
     view: int
     """Number of the last view that the member knows: a report from before a view does not count after it."""
@@ -238,7 +238,7 @@ class ViewFormed(Message, route=_FROM_LEADER, kind="view-formed"):
 
     view: View
     rank: int
-    """Of the member that receives the message."""
+    """Rank of the member that receives the message."""
 
 
 class TrainingDone(Message, route=_FROM_LEADER, kind="training-done"):

@@ -1,1 +1,1 @@
-"""What sits between groups: it takes their progress, however late, and gives back the common parameters."""
+"""The syncer between groups: it applies their progress, also if it is stale, and returns the common parameters."""

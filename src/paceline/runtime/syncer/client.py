@@ -1,7 +1,7 @@
-"""A group's side of the syncer: leases of samples, rounds of local steps, progress since the last exchange.
+"""The client of the syncer in a group: leases of samples, local steps, and progress since the last exchange.
 
-Its state is shared inside the group like the model's, so that whichever rank speaks next can repeat an exchange that
-was under way; the syncer recognises the exchange by its sequence number.
+All ranks of the group hold its state, like that of the model, so that the next first rank can repeat an unfinished
+exchange; the syncer recognises the exchange by its sequence number.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ log = logging.getLogger("paceline.runtime")
 
 @dataclass(frozen=True)
 class GroupMembership:
-    """Which group this process is in, and where the syncer is."""
+    """The group of this process, and the endpoints of the syncer."""
 
     group: str
     shards: tuple[Endpoint, ...]
     secret: bytes
     local_steps: int
-    """Steps of the group between two exchanges."""
+    """Number of steps between two exchanges."""
     share: float
-    """Of the global batch that this group takes."""
+    """Share of the global batch that this group computes."""
 
 
 def group_membership(env: Mapping[str, str] = os.environ) -> GroupMembership | None:
-    """From the launcher's variables; None if there is one group only."""
+    """The membership from the launcher's variables; None for a single group."""
     if variables.SYNCER not in env:
         return None
     shards = []
@@ -64,7 +64,7 @@ def group_membership(env: Mapping[str, str] = os.environ) -> GroupMembership | N
 
 
 class SyncerClient:
-    """What a group knows about its exchanges; every rank of the group holds the same."""
+    """The state of a group's exchanges; equal on all ranks of the group."""
 
     def __init__(self, where: GroupMembership, model: nn.Module, settings: Settings, *, global_batch: int) -> None:
         self.where, self._packing = where, settings.compress
@@ -74,7 +74,7 @@ class SyncerClient:
         if any(parameter.dtype != torch.float32 for _, parameter in trained):
             raise InputError("groups exchange float32 parameters only", hint="use one group for other types")
         self.held = HeldNumbers([parameter for _, parameter in trained])
-        """What this rank holds of the parameters."""
+        """The part of the parameters that this rank holds."""
         if self.held.sharded and self._packing == "int8":
             raise InputError(
                 "compress='int8' scales blocks of the whole model, of which this rank has shards",
@@ -83,42 +83,42 @@ class SyncerClient:
         self.batch = max(1, round(global_batch * where.share))
         self._connections: ShardConnections | None = None
         self.session = 0
-        """How the group began at the syncer."""
+        """Session id of the group at the syncer."""
         self.sequence = 0
-        """Number of the last exchange; 0 before the first."""
+        """Sequence number of the last exchange; 0 before the first exchange."""
         self.versions: list[int] = [0] * len(where.shards)
         self.base = torch.zeros(self.held.count)
-        """The common parameters of the last exchange; what this rank holds of them."""
+        """This rank's part of the common parameters of the last exchange."""
         self._owed = torch.zeros_like(self.base)
-        """What packing has kept back of earlier progress."""
+        """Rounding errors of packed progress, which are added to the next progress."""
         self.epoch = self.begin = self.end = 0
-        """The lease: samples `begin` to `end` of the epoch's order."""
+        """The lease: samples `begin` to `end` in the order of the epoch."""
         self.over = False
         """Whether no samples are left for this group."""
         self.local_steps = where.local_steps
         self.staleness = 0
         """Updates by other groups between the parameters that the last progress started from and its own update."""
         self.seconds = 0.0
-        """Of the last exchange, without waiting for other groups."""
+        """Seconds of the last exchange, without waiting for other groups."""
 
     @property
     def statuses(self) -> dict[str, GroupStatus | None]:
-        """What each group last said of itself; on the rank that speaks for the group."""
+        """The last status of each group; known on the first rank of the group."""
         return self._last_reply.statuses
 
     @property
     def merged_group(self) -> tuple[Endpoint, int] | None:
-        """Where all groups meet as one and how many ranks they have; None if training is over, or on a listener."""
+        """Endpoint and number of ranks of the merged group; None if there is no merge."""
         if self._connections is None or self._last_reply.merge_at is None:
             return None
         return self._last_reply.merge_at, sum(status.size for status in self.statuses.values() if status is not None)
 
     def retune(self, *, local_steps: int, quorum: int, merge_at: Endpoint | None) -> None:
-        """Tell all groups how to go on; with `merge_at`, as one group that meets there."""
+        """Change the settings of all groups; with `merge_at`, all groups merge at that endpoint."""
         self._connected().retune(local_steps=local_steps, quorum=quorum, merge_at=merge_at)
 
     def handed_in(self) -> Tensor:
-        """What this rank holds of what the next exchange begins with: parameters at first, then progress."""
+        """This rank's part of what the next exchange sends: the parameters at the start, then progress."""
         return self._progress() if self.sequence else self.held.read()
 
     def exchange(
@@ -130,10 +130,10 @@ class SyncerClient:
         begin: tuple[int, int] = (0, 0),
         status: GroupStatus | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Hand in all numbers, and ask for the next samples; on the rank that speaks for the group.
+        """Push parameters or progress, and request the next samples; called on the first rank of the group.
 
-        What `take` needs comes back, with the common parameters as a whole. Nothing is taken before all ranks have
-        it: if the group changes meanwhile, the exchange is repeated.
+        Returns the arguments of `take`, with the whole common parameters. No state changes before all ranks have
+        them: if the group changes meanwhile, the exchange is repeated.
         """
         connections, began = self._connected(), time.perf_counter()
         number, mine = self.sequence + 1, numbers.numpy()
@@ -147,8 +147,8 @@ class SyncerClient:
                 self.staleness = max(0, versions[0] - self.versions[0] - 1)
             except LeaseRevoked:
                 log.warning("this group was declared failed; other groups have its samples")
-                # The number that was rejected is not used again, as what was sent with it may still arrive; the next
-                # one is left out, so that the count of samples shows that this lease was not pushed.
+                # The rejected number is not reused, because its push may still arrive at other shards. The next number
+                # is skipped, which tells the shard that the progress of this lease was not pushed.
                 theta, versions = connections.come_back()
                 number += 1
         self.seconds = time.perf_counter() - began - connections.waited
@@ -157,14 +157,14 @@ class SyncerClient:
             self.local_steps = self._last_reply.local_steps or self.local_steps
             samples = (lease.epoch, lease.begin, lease.end)
         else:
-            # Nobody trains any more, so these are the last common parameters, the same for all groups.
+            # No group trains any more, so these are the final common parameters, equal for all groups.
             theta, versions = connections.common()
             samples = (*self._last_reply.position, self._last_reply.position[1])
         header = [connections.session, number, *samples, int(lease is None), *versions]
         return torch.tensor(header, dtype=torch.int64), torch.from_numpy(theta)
 
     def speak(self, *, speaks: bool) -> None:
-        """Only the rank that speaks for the group sends heartbeats to the syncer between exchanges."""
+        """Set whether this rank is the first rank of the group, which sends heartbeats to the syncer."""
         if speaks and self.sequence > 0:
             self._connected()
         elif not speaks and self._connections is not None:
@@ -172,7 +172,7 @@ class SyncerClient:
             self._connections = None
 
     def header(self) -> Tensor:
-        """What the other ranks of the group must know, as numbers."""
+        """The state of the exchange as numbers, for the other ranks of the group."""
         numbers = [self.session, self.sequence, self.epoch, self.begin, self.end, int(self.over), *self.versions]
         return torch.tensor(numbers, dtype=torch.int64)
 
@@ -182,9 +182,9 @@ class SyncerClient:
         return bool(header[5])
 
     def take(self, header: Tensor, theta: Tensor) -> None:
-        """What the rank that speaks has learnt, and of the common parameters what this rank holds."""
-        # Before the state changes: what is owed depends on the progress since the exchange before. A number was left
-        # out if that progress counts for nothing, because the group was declared failed.
+        """Apply an exchange: the header from the first rank, and this rank's part of the common parameters."""
+        # Rounding errors are computed before the state changes, from the progress since the previous exchange. If the
+        # group was declared failed, a number was skipped: then that progress was dropped and leaves no errors.
         if self.sequence and int(header[1]) == self.sequence + 1:
             self._settle()
         self._take_header(header)
@@ -192,7 +192,7 @@ class SyncerClient:
         self.held.write(theta)
 
     def state_dict(self) -> dict[str, Any]:
-        """For ranks of this group that join late, and for checkpoints."""
+        """State for late joiners of this group and for checkpoints."""
         return {
             "base": self.held.tensors(self.base),
             "owed": self.held.tensors(self._owed),
@@ -200,18 +200,18 @@ class SyncerClient:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Become what another rank of the group is; the parameters come with the model."""
+        """Load the state of another rank of the group; the parameters are loaded with the model."""
         self._take_header(state["header"])
         self.base, self._owed = self.held.numbers_of(state["base"]), self.held.numbers_of(state["owed"])
 
     def begin_anew(self) -> None:
-        """Start at the syncer as it is now, which may be another than the one that a checkpoint knew."""
+        """Start a new session, because the syncer may not be the one of the checkpoint."""
         self.session = self.sequence = 0
         self.over = False
         self._owed.zero_()
 
     def leave(self) -> None:
-        """This process speaks for the group no more; the group has finished if it is over."""
+        """Stop communicating with the syncer; if no samples are left, the group leaves the syncer."""
         if self._connections is not None:
             if self.over:
                 self._connections.leave()
@@ -219,13 +219,13 @@ class SyncerClient:
                 self._connections.close()
 
     def facts(self) -> dict[str, Any]:
-        """Versions, groups and staleness, by the first shard's count."""
+        """Versions, groups and staleness, as counted by the first shard."""
         return vars(self._connected().facts())
 
     @property
     def _last_reply(self) -> LeaseReply:
         reply = self._connected().last_reply
-        assert reply is not None, "asked before the first lease"
+        assert reply is not None, "no lease was requested yet"
         return reply
 
     def _hand_in(
@@ -244,7 +244,8 @@ class SyncerClient:
         return self.base - self.held.read() + self._owed
 
     def _settle(self) -> None:
-        """Keep what the syncer did not see; every rank of the group computes it by itself and gets the same."""
+        """Keep the rounding errors of the last push; every rank of the group computes them itself, with equal
+        results."""
         if self._packing != "none":
             progress = self._progress()
             seen = as_received(progress.numpy(), len(self.where.shards), self._packing)

@@ -1,6 +1,6 @@
-"""A group's connections to the shards of the syncer: one for requests and one for heartbeats to each.
+"""Connections of a group to the shards of the syncer: one for requests and one for heartbeats per shard.
 
-A request is repeated until it is answered; sequence numbers make sure that a shard carries it out once.
+A request is repeated until it is answered; sequence numbers ensure that a shard executes it once.
 """
 
 from __future__ import annotations
@@ -28,49 +28,49 @@ __all__ = ["GroupHeartbeats", "LeaseRevoked", "ShardConnections", "as_received"]
 
 R = TypeVar("R", bound=messages.Message)
 RETRY = 0.1
-"""Seconds before a request is repeated: a shard that was killed is back within seconds."""
+"""Seconds before a request is repeated; a killed shard restarts within seconds."""
 TAKEN_IN_POLL = 0.03
-"""Seconds between two questions whether the first shard has taken progress in."""
+"""Interval in seconds of the query whether the first shard has received a push."""
 POLL = 0.1
-"""Seconds between two requests for samples while other groups still train on the last ones."""
+"""Interval in seconds of lease requests while other groups train on the last samples."""
 CONNECT_TIMEOUT = 5.0
-"""Seconds to connect to a shard, whose host may be busy with the training of its own group."""
+"""Seconds to connect to a shard, whose host may be busy with training."""
 ANSWER_TIMEOUT = 30.0
-"""Seconds for an answer that waits for no other group: a shard writes its parameters to disk before it answers."""
+"""Seconds for an answer that does not wait for other groups; a shard writes its parameters to disk before it."""
 ROUND_TIMEOUT = 600.0
-"""Seconds after which a push that waits for its round is sent again; a shard that hangs is cut off long before."""
+"""Seconds after which an unanswered push is repeated; a shard without heartbeats is disconnected long before."""
 HEARTBEAT_INTERVAL = 0.1
 """Seconds between two heartbeats."""
 HEARTBEAT_ANSWER = 2.0
-"""Seconds within which a shard answers a heartbeat: it does so from a thread that waits for no other group."""
+"""Seconds within which a shard answers a heartbeat, from a thread that does not wait for other groups."""
 DOUBT_AFTER = 0.3
-"""Seconds without an answer after which this process may have been suspended, so that it asks whether it still counts.
-Below every heartbeat timeout of a shard: a group that was declared failed always asks."""
+"""Seconds without an answered heartbeat after which this process asks whether it was declared failed; it may have been
+suspended. Below every heartbeat timeout of a shard, so that a group that was declared failed always asks."""
 UNANSWERED = 20.0
-"""Seconds after which a shard that does not answer heartbeats is cut off, so that requests are repeated."""
+"""Seconds without an answered heartbeat after which the connections to a shard are closed, so that requests repeat."""
 log = logging.getLogger("paceline.runtime")
 
 
 class LeaseRevoked(Exception):
-    """This group was declared failed: its samples were leased to others, so its progress must not count."""
+    """The group was declared failed and its samples were leased to other groups, so its progress must not count."""
 
 
 class ShardConnections:
-    """Connections to every shard, made anew when a shard comes back."""
+    """Connections to all shards; made again when a shard restarts."""
 
     def __init__(self, shards: Sequence[Endpoint], secret: bytes, *, group: str, timeout: float = 60.0) -> None:
-        """`timeout`: seconds for which a shard may not answer; one that is started again takes a few."""
+        """`timeout`: seconds for which a shard may fail to answer; a restart takes a few seconds."""
         self._shards, self._group, self._timeout = list(shards), group, timeout
         self._login = login_of(secret, messages.Role.GROUP, group)
         self._channels: dict[int, Channel] = {}
         self.session = 0
-        """The `start` request of the group; the next first rank of the group repeats it."""
+        """Id of the group's `start` request; the next first rank of the group uses it as well."""
         self.waited = 0.0
-        """Seconds of the last exchange that were spent waiting for other groups."""
+        """Seconds of the last exchange for which this group waited for other groups."""
         self.last_reply: messages.LeaseReply | None = None
-        """What the syncer said with the last lease."""
+        """The last answer to a lease request."""
         self._granted: messages.LeaseReply | None = None
-        """The lease that came with the answer to a push, until it is taken."""
+        """The lease from the answer to a push, until it is used."""
         self._pool = ThreadPoolExecutor(max_workers=len(shards), thread_name_prefix="paceline-syncer")
         self._heartbeats = GroupHeartbeats(self._shards, self._login, group=group, cut_off=self._hang_up)
 
@@ -84,9 +84,9 @@ class ShardConnections:
         rules: tuple[StalenessRule | None, OuterOptimizer | None] = (None, None),
         layout: tuple[tuple[str, int], ...] = (),
     ) -> tuple[np.ndarray, list[int]]:
-        """Offer parameters and say what there is to train on; the common parameters and their versions come back."""
+        """Start the group with its parameters and data; returns the common parameters and their versions."""
         parts = np.array_split(theta, len(self._shards))
-        # One session for every repetition of these requests: a shard carries them out once.
+        # Repeated requests have the same session id, so that a shard executes them once.
         self.session = secrets.randbits(62)
         layout = layout or (("theta", len(theta)),)
         about = (self.session, layout, num_samples, epochs, begin, *rules)
@@ -94,11 +94,11 @@ class ShardConnections:
         return self._parameters(requests)
 
     def common(self) -> tuple[np.ndarray, list[int]]:
-        """The common parameters and their versions, as of now."""
+        """The present common parameters and their versions."""
         return self._parameters([messages.FetchParameters(self._group)] * len(self._shards))
 
     def retune(self, *, local_steps: int, quorum: int, merge_at: Endpoint | None) -> None:
-        """Tell all shards, and through them all groups, how to go on; with `merge_at` as one group that meets there."""
+        """Change the settings of all groups through the shards; with `merge_at`, all groups merge at that endpoint."""
         self._tell_all(messages.Retune(self._group, local_steps, quorum, merge_at))
 
     def exchange(
@@ -111,13 +111,13 @@ class ShardConnections:
         packing: Packing = "none",
         then: tuple[int, GroupStatus | None] = (0, None),
     ) -> tuple[np.ndarray, list[int]]:
-        """Hand in progress since some versions; the common parameters and their versions come back.
+        """Push progress since the given versions; returns the common parameters and their versions.
 
-        `then`: size of the lease that is asked for next, and the status with it; a single shard answers both at once.
+        `then`: size of the next lease, and the status to send with its request; a single shard answers both at once.
         Raises LeaseRevoked if this group was declared failed meanwhile.
         """
-        # Asked before anything is handed in: only the first shard knows of leases, and the others would count progress
-        # on samples that another group has by now.
+        # Asked before the push: only the first shard knows leases, and the other shards would apply progress on samples
+        # that were leased to another group.
         if self._heartbeats.doubtful:
             self._heartbeats.doubtful = False
             if not self._ask(0, messages.StandingQuery(self._group, 0), messages.Standing).counts:
@@ -127,17 +127,17 @@ class ShardConnections:
             messages.Push(self._group, self.session, sequence, version, samples, packing, pack_numbers(part, packing))
             for version, part in zip(versions, parts, strict=True)
         ]
-        if len(requests) == 1:  # of several, the others may not have this progress yet: the next samples come after it
+        if len(requests) == 1:  # with several shards, the lease is requested after all have the push
             requests[0] = replace(requests[0], wanted=then[0], status=then[1])
         return self._parameters(requests)
 
     def come_back(self) -> tuple[np.ndarray, list[int]]:
-        """Take part again after having been declared failed; the common parameters and their versions, as of now."""
+        """Take part again after being declared failed; returns the present common parameters and their versions."""
         self._tell_all(messages.Busy(self._group))
         return self.common()
 
     def lease(self, sequence: int, size: int, status: GroupStatus | None = None) -> Lease | None:
-        """The next samples, or None when all are done; while others still work on the last ones, wait aside."""
+        """The next samples; None if all samples are done. While others train on the last ones, wait as idle."""
         aside = False
         request = messages.LeaseRequest(self._group, self.session, sequence, size, status)
         while True:
@@ -149,20 +149,20 @@ class ShardConnections:
                     self._tell_all(messages.Busy(self._group))
                 return reply.lease
             if not aside:
-                # Heartbeats first: one that still said `busy` after `idle` would make rounds wait for this group.
+                # Heartbeats change first: a busy heartbeat after `idle` would make rounds wait for this group.
                 aside, self._heartbeats.busy = True, False
                 self._tell_all(messages.Idle(self._group))
             time.sleep(POLL)
 
     def leave(self) -> None:
         """This group no longer participates."""
-        # Heartbeats end first: one after `leave` would bring the group back.
+        # Heartbeats end first: a heartbeat after `leave` would make the group active again.
         self._heartbeats.stop()
         self._tell_all(messages.LeaveSyncer(self._group))
         self.close()
 
     def facts(self) -> messages.Facts:
-        """What the first shard says about versions and staleness."""
+        """Counts of versions and staleness from the first shard."""
         return self._ask(0, messages.FactsQuery(self._group), messages.Facts)
 
     def close(self) -> None:
@@ -178,17 +178,17 @@ class ShardConnections:
             self._ask(index, message, messages.Done)
 
     def _parameters(self, requests: Sequence[messages.Message]) -> tuple[np.ndarray, list[int]]:
-        """What the shards answer, put together."""
+        """Send one request to each shard; returns the joined parameters and their versions."""
         parts = [self._part(0, requests[0])] if len(requests) == 1 else self._parts(requests)
         self.waited, self._granted = max(part.waited for part in parts), parts[0].lease
         theta = np.concatenate([unpack_numbers(part.data, part.packing) for part in parts])
         return theta, [part.version for part in parts]
 
     def _parts(self, requests: Sequence[messages.Message]) -> list[messages.Parameters]:
-        """Ask the first shard, which alone may refuse, and once it has not, all others, each for its part."""
+        """Send to the first shard, which alone may refuse; when it has accepted, send to the others."""
         first = self._pool.submit(self._part, 0, requests[0])
-        # Not until its round is over: the round of another shard may wait for this group, and the first shard's for a
-        # group that waits there.
+        # Do not wait for the round of the first shard: it may wait for a group that waits for the round of another
+        # shard, which waits for this group.
         while not wait([first], timeout=TAKEN_IN_POLL).done and not self._taken_in(requests[0]):
             pass
         if first.done():
@@ -197,7 +197,7 @@ class ShardConnections:
         return [future.result() for future in (first, *asked)]
 
     def _taken_in(self, request: messages.Message) -> bool:
-        """Whether the first shard has the progress of a push that it has not answered."""
+        """Whether the first shard has received a push that it has not answered yet."""
         if not isinstance(request, messages.Push):
             return False
         try:
@@ -223,7 +223,7 @@ class ShardConnections:
         return reply
 
     def _ask(self, index: int, message: messages.Message, *expected: type[R]) -> R:
-        """Ask one shard until it answers; what it has done already it does not do twice."""
+        """Repeat a request to one shard until it answers; a shard executes a repeated request once."""
         deadline: float | None = None
         while True:
             try:
@@ -234,7 +234,7 @@ class ShardConnections:
             except OSError as error:
                 self._hang_up(index)
                 self._heartbeats.doubtful = True
-                # Patience begins with the first failure: a push may have waited for its round for long before.
+                # The deadline starts at the first failure, because a push may have waited for its round before.
                 deadline = deadline or time.monotonic() + self._timeout
                 if time.monotonic() > deadline:
                     address, port = self._shards[index]
@@ -242,13 +242,13 @@ class ShardConnections:
                 time.sleep(RETRY)
 
     def _hang_up(self, index: int) -> None:
-        """Requests that wait for an answer of this shard are repeated."""
+        """Close the connection to a shard, so that waiting requests are repeated."""
         broken = self._channels.pop(index, None)
         if broken is not None:
             broken.close()
 
     def _channel(self, index: int) -> Channel:
-        channel = self._channels.get(index)  # once: the heartbeats may drop it at any moment
+        channel = self._channels.get(index)  # read once: the heartbeat thread may close it at any time
         if channel is None:
             channel = self._channels[index] = open_channel(
                 *self._shards[index], self._login, listener=messages.Role.SHARD, timeout=CONNECT_TIMEOUT
@@ -257,15 +257,15 @@ class ShardConnections:
 
 
 class GroupHeartbeats:
-    """Sends heartbeats to every shard from construction until `stop`, apart from the exchanges, which may take long."""
+    """Sends heartbeats to every shard until `stop`, in separate threads, because exchanges may take long."""
 
     def __init__(self, shards: Sequence[Endpoint], login: Login, *, group: str, cut_off: Callable[[int], None]) -> None:
-        """`cut_off` is called with the number of a shard that does not answer any more."""
+        """`cut_off` is called with the index of a shard that no longer answers."""
         self._shards, self._login, self._group, self._cut_off = shards, login, group, cut_off
         self.busy = True
-        """Whether the group takes part in rounds; one that waits aside does not."""
+        """Whether the group participates in rounds; a group that waits for samples does not."""
         self.doubtful = True
-        """Whether this group may have been declared failed since this was last set to False."""
+        """Whether this group may have been declared failed since this was set to False."""
         self._stopped = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, args=(index,), daemon=True, name="paceline-heartbeats")
@@ -275,7 +275,7 @@ class GroupHeartbeats:
             thread.start()
 
     def stop(self) -> None:
-        """No further heartbeat; waits for the one under way."""
+        """Stop sending; waits for a heartbeat that is being sent."""
         self._stopped.set()
         for thread in self._threads:
             thread.join(HEARTBEAT_INTERVAL + HEARTBEAT_ANSWER)
@@ -284,7 +284,7 @@ class GroupHeartbeats:
         channel: Channel | None = None
         answered = time.monotonic()
         while not self._stopped.wait(HEARTBEAT_INTERVAL):
-            # Before the next heartbeat, which would hide that this process was suspended.
+            # Checked before the next heartbeat, which would hide that this process was suspended.
             if time.monotonic() - answered > DOUBT_AFTER:
                 self.doubtful = True
             channel = self._send(index, channel)
@@ -298,7 +298,7 @@ class GroupHeartbeats:
             channel.close()
 
     def _send(self, index: int, channel: Channel | None) -> Channel | None:
-        """One heartbeat; the channel for the next one, None if there was no answer."""
+        """Send one heartbeat; returns the channel for the next one, or None without an answer."""
         try:
             if channel is None:
                 channel = open_channel(
@@ -308,7 +308,7 @@ class GroupHeartbeats:
             channel.send(messages.GroupHeartbeat(self._group, self.busy))
             channel.receive(messages.HeartbeatReply)
             return channel
-        except Exception as error:  # noqa: BLE001 - heartbeats go on whatever one of them met
+        except Exception as error:  # noqa: BLE001 - heartbeats continue after any error
             log.debug("no answer to a heartbeat: %s", error)
             if channel is not None:
                 channel.close()
@@ -316,6 +316,6 @@ class GroupHeartbeats:
 
 
 def as_received(progress: np.ndarray, shards: int, packing: Packing) -> np.ndarray:
-    """Progress as the shards will see it."""
+    """Progress as the shards receive it, after packing."""
     parts = np.array_split(progress, shards)
     return np.concatenate([unpack_numbers(pack_numbers(part, packing), packing) for part in parts])

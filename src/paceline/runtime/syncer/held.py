@@ -1,8 +1,8 @@
-"""What a rank holds of the numbers that its group exchanges with others: all of them, or the rows of its shards.
+"""The elements of the exchanged parameters that a rank holds: all of them, or the rows of its shards.
 
-The numbers of all trained parameters, one after the other, travel to the syncer. A rank of a sharded unit holds spans
-of them. Only the rank that speaks for the group has the whole, and only while it does; inside the group the numbers
-travel in pieces, so that another rank needs room for its own and for one piece.
+The elements of all trained parameters are sent to the syncer as one vector. A rank of a sharded unit holds spans of it.
+Only the first rank of the group holds the whole vector, and only during an exchange. Inside the group the vector is
+sent in pieces, so that other ranks need memory for their own spans and for one piece.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ if TYPE_CHECKING:
 __all__ = ["HeldNumbers", "gather_numbers", "spread_numbers"]
 
 PIECE = 4 << 20
-"""Numbers of a message."""
+"""Number of elements in one message."""
 
 
 class HeldNumbers:
-    """The numbers of some parameters that this rank holds, in the order of the parameters."""
+    """The elements of some parameters that this rank holds, in the order of the parameters."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = list(parameters)
         self.total = sum(parameter.numel() for parameter in parameters)
-        """Their number, for any holder."""
+        """Number of elements of all parameters."""
         self.sharded = any(is_sharded(parameter) for parameter in parameters)
         self._spans = list(_spans(self._parameters)) if self.sharded else [(0, self.total)]
         self.count = sum(end - begin for begin, end in self._spans)
-        """How many this rank holds."""
+        """Number of elements that this rank holds."""
 
     def read(self) -> Tensor:
-        """A copy of them."""
+        """A copy of the elements of this rank."""
         return torch.cat([local.reshape(-1).cpu() for local in self._locals()])
 
     def write(self, numbers: Tensor) -> None:
-        """Give the parameters these values."""
+        """Assign these values to the parameters."""
         for local, part in zip(self._locals(), self._parts(numbers), strict=True):
             local.copy_(part.view_as(local))
 
     def tensors(self, numbers: Tensor) -> list[Tensor]:
-        """Numbers in the form of the parameters, for states: in shards where those are."""
+        """The elements as tensors of the shapes of the parameters, for states; sharded if the parameters are."""
         parts = zip(self._parameters, self._locals(), self._parts(numbers), strict=True)
         return [
             shard_like(part.view_as(local), parameter) if is_sharded(parameter) else part.view_as(local)
@@ -54,22 +54,22 @@ class HeldNumbers:
         ]
 
     def numbers_of(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The numbers of this rank, from whole tensors."""
+        """The elements of this rank, from whole tensors."""
         own = [own_rows(tensor, like) for tensor, like in zip(tensors, self._parameters, strict=True)]
         return torch.cat([local_rows(tensor).reshape(-1).cpu() for tensor in own])
 
     def put(self, numbers: Tensor, piece: Tensor, at: int) -> None:
-        """Those that belong into a piece of all numbers, which begins `at`."""
+        """Copy elements of this rank into a piece of the vector that begins at `at`."""
         for mine, there in self._overlaps(at, at + len(piece)):
             piece[there] = numbers[mine]
 
     def pick(self, piece: Tensor, at: int, numbers: Tensor) -> None:
-        """Take those that this rank holds out of a piece of all numbers."""
+        """Copy the elements of this rank out of a piece of the vector that begins at `at`."""
         for mine, there in self._overlaps(at, at + len(piece)):
             numbers[mine] = piece[there]
 
     def _overlaps(self, begin: int, end: int) -> Iterator[tuple[slice, slice]]:
-        """Where spans and a piece meet: in the rank's own numbers, and in the piece."""
+        """Overlaps of the rank's spans with a piece: slices of the rank's elements, and slices of the piece."""
         before = 0
         for first, last in self._spans:
             low, high = max(first, begin), min(last, end)
@@ -96,7 +96,7 @@ def _spans(parameters: Sequence[nn.Parameter]) -> Iterator[tuple[int, int]]:
 
 
 def gather_numbers(held: HeldNumbers, own: Tensor, wire: Wire, speaker: Sequence[int]) -> Tensor | None:
-    """All numbers on the wire's first rank; `speaker` has the ranks of the unit to which it belongs."""
+    """The whole vector on the first rank of the wire; `speaker` has the ranks of the unit of that rank."""
     if len(speaker) == 1:
         return own if wire.rank == 0 else None
     whole = torch.empty(held.total) if wire.rank == 0 else None
@@ -111,7 +111,7 @@ def gather_numbers(held: HeldNumbers, own: Tensor, wire: Wire, speaker: Sequence
 
 
 def spread_numbers(held: HeldNumbers, whole: Tensor | None, wire: Wire) -> Tensor:
-    """The numbers of this rank, from all numbers on the wire's first rank."""
+    """The elements of this rank, from the whole vector on the first rank of the wire."""
     own = torch.empty(held.count)
     for at in range(0, held.total, PIECE):
         size = min(PIECE, held.total - at)

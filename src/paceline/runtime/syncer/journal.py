@@ -1,17 +1,16 @@
-"""Two files of records with checksums, filled in turns: what a shard has answered is in one of them, on disk and whole.
+"""The journal of a shard: records with checksums in two files, written in turns. Every acknowledged change is on disk.
 
 A record is a head and a content. The head holds a mark, the number of its generation, its index in the generation, how
 many records of the generation were on disk when it was written, the length of the content, and the CRC-32 of all of it.
 The content is the length of a JSON text in eight bytes, the text, which holds facts and the name, type and shape of
 arrays, and the numbers of the arrays. Facts and arrays of a later record replace those of earlier ones.
 
-When old records fill a file, everything becomes the first record of the next generation, in the other file, over what
-the generation before the last had left there. So files stop growing, and to synchronise one waits for its own blocks
-only, not for the file system's own journal and what others write.
+When a file is full, the whole state is written as the first record of the next generation, into the other file, over
+the records of an older generation. So files stop growing, and a synchronisation waits only for blocks of this file, not
+for the journal of the file system and for writes of other processes.
 
-Records are written before they are on disk, and their blocks get there in any order. A record that is not whole, and
-of which no later one says that it was on disk, was never answered: it is dropped, and those behind it. Any other record
-that is not whole is damage, which is an error.
+The kernel writes blocks to disk in any order. An incomplete record that no later record lists as on disk was never
+acknowledged: it is dropped, with all records after it. Any other incomplete record is damage, which is an error.
 """
 
 from __future__ import annotations
@@ -37,53 +36,53 @@ from paceline.files import read_regular, sync
 __all__ = ["DAMAGED", "SHARD_RESTARTS", "Disk", "FileDisk", "Journal", "Part"]
 
 DAMAGED = 2
-"""Exit code of a shard whose journal cannot be read: starting it again would not help."""
+"""Exit code of a shard whose journal cannot be read; it is not restarted."""
 SHARD_RESTARTS = 20
-"""How often a shard is started again: one that ends more often has a reason that starting it does not remove."""
+"""Largest number of restarts of a shard; a shard that ends more often has a lasting cause."""
 
 LARGEST = 4
-"""A file is full when it is this many times as large as one record of everything, and has many bytes."""
+"""A file is full when it is this many times as large as one record of the whole state, and above a minimum."""
 MANY_BYTES = 1 << 20
-ROOM = 1 << 16
-"""Files grow by multiples of it: records of a later generation are a few bytes longer or shorter."""
+GROWTH_BYTES = 1 << 16
+"""Files grow in multiples of this many bytes; records of a later generation differ by a few bytes."""
 SUFFIXES = ("", "-other")
-"""Of the names of the two files."""
+"""Suffixes of the names of the two files."""
 MARK = b"\x93PACE\r\n\x1a"
-"""No JSON text holds it."""
+"""Marks the begin of a record; these bytes cannot occur in JSON text."""
 _HEAD, _SUM, _TEXT = struct.Struct(">8sQQQQ"), struct.Struct(">I"), struct.Struct(">Q")
 Part = bytes | memoryview
 log = logging.getLogger("paceline.runtime")
 
 
 class Disk(Protocol):
-    """Two files, 0 and 1; what was not synchronised may be lost with the host, in any order."""
+    """Two files, 0 and 1. Data that was not synchronised may be lost if the host fails, in any order."""
 
     name: str
 
     def read(self, side: int) -> bytes:
-        """Everything that a file holds."""
+        """The content of a file."""
         ...
 
     def write(self, side: int, at: int, parts: Sequence[Part]) -> None:
-        """Write over what is there, or behind the end."""
+        """Write at a position, over the present content or after its end."""
         ...
 
     def synchronise(self, side: int) -> None:
-        """Return when everything that was written to a file will survive."""
+        """Return when all data written to a file would survive a failure of the host."""
         ...
 
 
 class FileDisk:
-    """A file and another beside it, and their folder, which has to know of them."""
+    """Two files in one folder; the folder is synchronised as well, so that it lists them."""
 
     def __init__(self, path: Path) -> None:
         self.name, self._paths = str(path), [path.with_name(path.name + suffix) for suffix in SUFFIXES]
         self._handles: dict[int, int] = {}
         self._entered: set[int] = set()
-        """Files whose entry in the folder is on disk."""
+        """Files whose folder entry is on disk."""
 
     def read(self, side: int) -> bytes:
-        """A whole file; whatever else stands in its place is an error."""
+        """The content of a file; raises StoreError if the path is something else."""
         try:
             return read_regular(self._paths[side])
         except FileNotFoundError:
@@ -93,11 +92,11 @@ class FileDisk:
                              hint="a journal is a file in the folder of its job") from error  # fmt: skip
 
     def write(self, side: int, at: int, parts: Sequence[Part]) -> None:
-        """Write in place; the file grows by more than it needs."""
+        """Write in place; the file grows by more than is needed."""
         handle = self._handle(side)
         end = at + sum(map(len, parts))
         if end > os.fstat(handle).st_size:
-            parts = (*parts, bytes(-end % ROOM))
+            parts = (*parts, bytes(-end % GROWTH_BYTES))
         for part in parts:
             rest = memoryview(part)
             while rest:
@@ -105,7 +104,7 @@ class FileDisk:
                 at, rest = at + count, rest[count:]
 
     def synchronise(self, side: int) -> None:
-        """Of the file's content and, the first time, of its entry in the folder."""
+        """Synchronise the content of a file and, the first time, its folder entry."""
         os.fdatasync(self._handle(side))
         if side not in self._entered:
             sync(self._paths[side].parent)
@@ -119,7 +118,7 @@ class FileDisk:
 
 
 class Journal:
-    """What a shard remembers, as of the last record."""
+    """The persistent state of a shard, as of its last record."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -136,32 +135,34 @@ class Journal:
         self.facts, self.arrays = newest.facts, newest.arrays
         self._side = sides.index(newest)
         self._generation = max(side.seen for side in sides)
-        """The highest that was ever begun, so that nothing that is left of one is taken for a part of the next."""
+        """The highest generation that was ever begun, so that old records are not read as part of a new generation."""
         self._size: int | None = None
-        """Bytes of this generation; None if the next record begins one."""
-        # What a process before this one wrote may be lost with the host's power as well.
+        """Bytes of this generation; None if the next record begins a new one."""
+        # Records of an earlier process may be lost as well if the host loses power.
         self._written, self._synchronised = int(newest.generation > 0), 0
-        """Records written, and how many of them are on disk."""
+        """Number of records written, and number of records on disk."""
         self._first = self._written
         """Number of the first record of this generation."""
 
     def append(self, facts: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> None:
-        """Write a record; it is on disk when this returns."""
+        """Write a record, and return when it is on disk."""
         self.write(facts, arrays)
         self.synchronise()
 
     def synchronise(self) -> None:
-        """Return when everything that was written is on disk; threads that wait together share one synchronisation."""
+        """Return when all written records are on disk; waiting threads share one synchronisation."""
         wanted = self._written
         with self._synchronising:
             if self._synchronised < wanted:
-                # In this order: the first record of a generation that begins in between holds all before it.
+                # The count is read before the side: a generation that begins in between starts with a record of all
+                # before.
                 reached = self._written
                 self._disk.synchronise(self._side)
                 self._synchronised = reached
 
     def write(self, facts: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> None:
-        """Write a record, one thread at a time; it survives the end of this process, but not yet that of its host."""
+        """Write a record; one thread at a time. It survives the end of this process, but not yet a failure of the
+        host."""
         self.facts |= facts
         self.arrays |= arrays or {}
         full = self._size is None or self._size > max(MANY_BYTES, LARGEST * _size_of(self.arrays))
@@ -171,7 +172,7 @@ class Journal:
             self._put(self._side, facts, arrays or {})
 
     def _begin_generation(self) -> None:
-        """Everything as the first record in the other file, whose own records are needed no more."""
+        """Write the whole state as the first record of the other file, whose records are no longer needed."""
         if self._synchronised < self._first:
             self.synchronise()
         self._generation, self._size, self._first = self._generation + 1, 0, self._written + 1
@@ -183,29 +184,29 @@ class Journal:
         parts = _record((self._generation, self._written + 1 - self._first, settled), facts, arrays)
         self._disk.write(side, self._size, parts)
         self._size += sum(map(len, parts))
-        # In this order: who reads how many are written must find them where it then synchronises.
+        # The side is set before the count: a thread that reads the count synchronises the file of that record.
         self._side = side
         self._written += 1
 
 
 @dataclass
 class _Side:
-    """What one file holds."""
+    """The content of one file."""
 
     name: str
     generation: int = 0
-    """0 if its first record is not whole."""
+    """Generation of the file; 0 if its first record is incomplete."""
     count: int = 0
     size: int = 0
-    """Bytes of whole records from the beginning."""
+    """Bytes of complete records from the begin of the file."""
     facts: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     cut_off: bool = False
-    """Whether more of this generation was begun."""
+    """Whether an incomplete record of this generation follows."""
     damaged: int = 0
-    """The newest generation that lacks a record which was on disk."""
+    """The newest generation that lacks a record that was on disk."""
     seen: int = 0
-    """The newest generation of which a record is left."""
+    """The newest generation of which the file has a record."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ def _read(content: bytes, name: str) -> _Side:
 
 
 def _records_behind(content: bytes, at: int) -> Iterator[_Found]:
-    """All that look like records, whatever lies between them."""
+    """Everything after this position that looks like a record."""
     while (at := content.find(MARK, at)) >= 0:
         found = _record_at(content, at)
         if found is not None:
@@ -249,7 +250,7 @@ def _records_behind(content: bytes, at: int) -> Iterator[_Found]:
 
 
 def _record_at(content: bytes, at: int) -> _Found | None:
-    """What stands at this place, if it has the head of a record."""
+    """The record at this position, if there is the head of a record."""
     begin = at + _HEAD.size + _SUM.size
     if begin > len(content):
         return None
@@ -275,7 +276,7 @@ def _take(side: _Side, body: memoryview) -> None:
 
 
 def _record(place: tuple[int, int, int], facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[Part]:
-    """Its parts: the numbers of arrays as they are in memory."""
+    """The parts of a record; arrays are written from memory without a copy."""
     kinds = [(name, array.dtype.str, array.shape) for name, array in arrays.items()]
     text = json.dumps({"facts": facts, "arrays": kinds}).encode()
     numbers = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays.values()]

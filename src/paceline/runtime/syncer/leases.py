@@ -1,7 +1,7 @@
-"""Samples leased to whichever group is ready: each of an epoch exactly once, however fast the groups are.
+"""Leases of samples to groups: each sample of an epoch is leased exactly once, for any speeds of the groups.
 
-A lease is a range of the epoch's order. A group that asks again for the same sequence number gets the same lease, so a
-lost answer costs nothing. A lease that its group never trained on, because the group failed, is given to another.
+A lease is a range in the order of the epoch. A repeated request with the same sequence number gets the same lease, so
+that a lost answer has no effect. The lease of a failed group is given to another group.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["GroupStatus", "Lease", "Leases"]
 
 @dataclass(frozen=True)
 class GroupStatus:
-    """What a group says of itself to the other groups."""
+    """The status that a group reports to the other groups."""
 
     costs: tuple[tuple[float, float], ...] | None
     """Constant seconds and seconds per sample of each rank; None before any step was measured."""
     straggling: tuple[tuple[float, float], ...]
-    """Share of straggling steps of each rank, and how many times longer they take."""
+    """Share of straggling steps of each rank, and their relative length."""
     seconds: float
     """Seconds of the last exchange, without waiting for other groups."""
     size: int
@@ -30,7 +30,7 @@ class GroupStatus:
 
 @dataclass(frozen=True)
 class Lease:
-    """Samples `begin` to `end` of one epoch's order."""
+    """Samples `begin` to `end` in the order of one epoch."""
 
     epoch: int
     begin: int
@@ -38,24 +38,24 @@ class Lease:
 
 
 class Leases:
-    """The queue of one training run."""
+    """The leases of one training run."""
 
     def __init__(self, num_samples: int, epochs: int, *, begin: Sequence[int] = (0, 0)) -> None:
-        """`begin`: the epoch and how many of its samples are used already."""
+        """`begin`: the epoch, and the number of its samples that are already used."""
         self.num_samples, self.epochs = num_samples, epochs
         self._next = Lease(begin[0], begin[1], begin[1])
         self.halted = False
-        """No fresh samples are leased: the merged group goes on from `position`."""
+        """If set, no fresh samples are leased: the merged group continues from `position`."""
         self._held: dict[str, tuple[int, Lease]] = {}
         self._asked: dict[str, int] = {}
-        """The highest number that each group asked with: what is older was sent before, and arrives late."""
+        """The highest sequence number of each group's requests; requests with lower numbers are late."""
         self._returned: list[Lease] = []
 
     def take(self, group: str, sequence: int, size: int) -> Lease | None:
         """The next lease of at most `size` samples; None when all epochs are leased.
 
-        Asking for the next one says that the one before is done. What is left of an epoch is cut evenly: groups that
-        wait for each other would lose most of a round to a short rest.
+        A request for the next lease confirms that the previous one is done. The rest of an epoch is divided evenly,
+        because groups that wait for each other would lose most of a round to a short last lease.
         """
         if self.is_past(group, sequence):
             raise ValueError(f"{group} has asked for lease {self._asked[group]}, so that {sequence} is past")
@@ -74,19 +74,19 @@ class Leases:
         return sequence < self._asked.get(group, 0)
 
     def forget(self, group: str) -> None:
-        """A group begins anew and counts its leases from one again."""
+        """A group starts again, and counts its leases from one."""
         self._asked.pop(group, None)
 
     def sequence_of(self, group: str) -> int:
-        """The number of the lease that a group holds; 0 if it holds none."""
+        """Sequence number of the lease that a group holds; 0 without a lease."""
         return self._held[group][0] if group in self._held else 0
 
     def release(self, group: str, *, handed_in: bool) -> None:
-        """A group failed: its samples are leased again, unless it had handed in its progress."""
+        """Release the lease of a failed group, to be leased again unless the group had pushed its progress."""
         held = self._held.pop(group, None)
         if held is None:
             return
-        # A request for this lease that is still under way must not get another one: nobody would train on that.
+        # A delayed request for this lease must not be granted: no group would train on the samples.
         self._asked[group] = held[0] + 1
         if not handed_in:
             self._returned.append(held[1])
@@ -98,18 +98,18 @@ class Leases:
 
     @property
     def position(self) -> tuple[int, int]:
-        """The epoch and how many of its samples were leased."""
+        """The epoch, and the number of its samples that were leased."""
         if self._next.end >= self.num_samples:
             return self._next.epoch + 1, 0
         return self._next.epoch, self._next.end
 
     @property
     def outstanding(self) -> int:
-        """Leases that are being trained on."""
+        """Number of leases on which groups train."""
         return len(self._held)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON data."""
+        """The leases as JSON data."""
         return {
             "num_samples": self.num_samples,
             "epochs": self.epochs,
@@ -122,7 +122,7 @@ class Leases:
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Leases:
-        """From JSON data."""
+        """The leases from JSON data."""
         leases = cls(plain["num_samples"], plain["epochs"])
         leases._next, leases.halted = Lease(**plain["next"]), plain["halted"]
         leases._held = {group: (sequence, Lease(**lease)) for group, (sequence, lease) in plain["held"].items()}

@@ -1,10 +1,10 @@
-"""How numbers travel between groups: as they are, at half size, or as bytes with a scale for each block.
+"""Encodings of parameters between groups: unchanged, at half size, or as bytes with a scale for each block.
 
     none   float32
     half   float16
     int8   blocks of 256: a float32 scale, largest magnitude / 127, and one signed byte for each number
 
-What a byte cannot hold is not lost: the group adds it to what it hands in next (error feedback).
+Rounding errors of bytes are not lost: the group adds them to its next progress (error feedback).
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ BLOCK = 256
 
 
 def check_packing(name: str) -> None:
-    """An error that says what there is."""
+    """Refuse an unknown packing."""
     if name not in PACKINGS:
         raise InputError(f"compress is {name!r}, expected one of {', '.join(PACKINGS)}")
 
 
 def pack_numbers(numbers: np.ndarray, packing: str) -> bytes:
-    """Numbers as bytes; where they travel as they are, the numbers themselves, which must not change any more."""
+    """Numbers as bytes; without packing a view of their memory, which must not change until it is sent."""
     if packing == "half":
         largest = np.finfo(np.float16).max
         return np.clip(numbers, -largest, largest).astype(np.float16).tobytes()
     if packing == "int8":
         return _as_bytes(numbers)
-    return cast("bytes", np.ascontiguousarray(numbers, dtype=np.float32).view(np.uint8).data)  # is sent like bytes
+    return cast("bytes", np.ascontiguousarray(numbers, dtype=np.float32).view(np.uint8).data)  # sent like bytes
 
 
 def unpack_numbers(data: bytes, packing: str) -> np.ndarray:
-    """The numbers again, as close as the packing allows."""
+    """The numbers from bytes, up to rounding."""
     if packing == "half":
         return np.frombuffer(data, dtype=np.float16).astype(np.float32)
     if packing == "int8":

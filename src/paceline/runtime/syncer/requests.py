@@ -1,6 +1,6 @@
-"""What a shard accepts of a group before it looks at its own state: requests of the caller itself, numbers that can be.
+"""Validation of a group's requests before a shard executes them: the name of the group, and bounds of all numbers.
 
-A number out of its bounds would end the thread that completes rounds, and the shard with it.
+A number outside of its bounds would end the thread that completes rounds, and with it the shard.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from paceline.runtime.syncer.rounds import Array
 __all__ = ["check_request", "request_numbers"]
 
 MOST = 1 << 48
-"""Samples, epochs, versions, exchanges: beyond all that any training counts to."""
+"""Upper bound of samples, epochs, versions and exchanges, which no training reaches."""
 
 
 def check_request(message: messages.GroupMessage, caller: str) -> None:
-    """Refuse what is said in the name of another group, and numbers that no group has."""
+    """Refuse requests in the name of another group, and numbers outside of their bounds."""
     if message.group != caller:
         raise ProtocolError(f"{caller!r} logged in and speaks for the group {message.group!r}")
     for name, least, value in _numbers(message):
@@ -28,7 +28,7 @@ def check_request(message: messages.GroupMessage, caller: str) -> None:
 
 
 def _numbers(message: messages.GroupMessage) -> list[tuple[str, int, int]]:
-    """Name, least value and value of each number that has bounds."""
+    """Name, lower bound and value of each number with bounds."""
     if isinstance(message, messages.StartGroup):
         epoch, used = message.begin
         return [("num_samples", 0, message.num_samples), ("epochs", 0, message.epochs), ("begin", 0, epoch),
@@ -44,7 +44,7 @@ def _numbers(message: messages.GroupMessage) -> list[tuple[str, int, int]]:
 
 
 def request_numbers(message: messages.GroupMessage) -> Array:
-    """The numbers that come with a message; none if it has no payload."""
+    """The payload of a message as an array; empty without a payload."""
     if not isinstance(message, messages.StartGroup | messages.Push):
         return np.zeros(0)
     packing = message.packing if isinstance(message, messages.Push) else "none"

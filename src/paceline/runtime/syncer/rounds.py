@@ -1,9 +1,9 @@
-"""One shard of the common parameters: when a round of updates is complete, how late progress counts, what is on disk.
+"""The state of one shard of the common parameters: rounds of updates, and rules for stale progress.
 
-A round ends when K groups have arrived and either all have or the grace window since the K-th is over. Progress is
-weighted by samples: a group that did n of the N samples that all groups do per round moves the parameters by n / N of
-its progress. A group that started from version u and arrives when the version is v is stale by s = v - u. Its progress
-is the difference between the parameters it started from and those it came to, and counts as
+A round ends when K groups have arrived, and either all groups have arrived or the grace window since the K-th arrival
+is over. Progress is weighted by samples: a group that computed n of the N samples of a round moves the parameters by
+n / N of its progress. A group that started from version u and arrives at version v has staleness s = v - u. Its
+progress is the difference between its parameters and those from which it started, and counts as
 
     divide       progress / (1 + s)
     gap          progress / (1 + |theta_v - theta_u| / mean step length)                (gap-aware, Barkai et al. 2020)
@@ -11,8 +11,8 @@ is the difference between the parameters it started from and those it came to, a
     discard      nothing if s > limit, else progress
     keep         progress
 
-Delayed Nesterov (Liu et al. 2024): momentum changes only every N updates, from the mean of what came in between, since
-momentum is what makes asynchronous updates diverge.
+Delayed Nesterov (Liu et al. 2024): momentum changes only every N updates, from the mean progress since the last change,
+because momentum makes asynchronous updates diverge.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ Array = np.ndarray
 log = logging.getLogger("paceline.runtime")
 StalenessRuleName = Literal["keep", "divide", "gap", "compensate", "discard"]
 REMEMBERED = 8
-"""Versions kept for rules that need where a group started."""
+"""Number of versions that are kept for rules that need the parameters from which a group started."""
 RULES = ("keep", "divide", "gap", "compensate", "discard")
 
 
 @dataclass(frozen=True)
 class StalenessRule:
-    """How stale progress counts; the first group's rule holds for all."""
+    """How stale progress counts; the rule of the first group applies to all groups."""
 
     name: StalenessRuleName = "divide"
-    """`keep`, `divide`, `gap`, `compensate` or `discard`, as at the top of this module."""
+    """`keep`, `divide`, `gap`, `compensate` or `discard`: see the head of this module."""
     limit: int = 8
     """Staleness beyond which `discard` drops progress."""
     compensation: float = 0.1
-    """Lambda of `compensate`."""
+    """The coefficient lambda of `compensate`."""
 
     def __post_init__(self) -> None:
         if self.name not in RULES:
@@ -75,11 +75,11 @@ class OuterOptimizer:
     """The optimiser of the common parameters."""
 
     rate: float = 1.0
-    """What the mean progress of a round is multiplied by."""
+    """Factor on the mean progress of a round."""
     momentum: float = 0.0
-    """Of Nesterov; 0 is none."""
+    """Nesterov momentum; 0 for none."""
     delay: int = 1
-    """Updates between two changes of the momentum; 1 is plain Nesterov."""
+    """Number of updates between two changes of the momentum; 1 is plain Nesterov."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.rate) and math.isfinite(self.momentum) and self.delay >= 1):
@@ -88,18 +88,18 @@ class OuterOptimizer:
 
 @dataclass
 class OuterState:
-    """What the optimiser remembers."""
+    """The state of the optimiser."""
 
     velocity: Array
     pending: Array
-    """Progress since the last change of the momentum."""
+    """Sum of progress since the last change of the momentum."""
     count: int = 0
 
 
 def weigh(
     progress: Array, *, now: Array, base: Array | None, stale: int, rule: StalenessRule, mean_step: float
 ) -> Array | None:
-    """Progress as it counts; None if it is dropped. `base` is None if that version is not remembered any more."""
+    """Progress as weighted by the rule; None if it is dropped. `base` is None if that version is no longer kept."""
     if stale <= 0 or rule.name == "keep":
         return progress
     if rule.name == "discard":
@@ -113,7 +113,7 @@ def weigh(
 
 
 def outer_step(theta: Array, progress: Array, state: OuterState, outer: OuterOptimizer) -> Array:
-    """The parameters after one update; the state is changed in place."""
+    """The parameters after one update; changes the state in place."""
     if outer.momentum == 0:
         return theta - outer.rate * progress
     state.pending += progress
@@ -129,37 +129,37 @@ def outer_step(theta: Array, progress: Array, state: OuterState, outer: OuterOpt
 
 @dataclass(frozen=True)
 class RoundPolicy:
-    """When and how updates happen."""
+    """When a round is complete."""
 
     groups: int = 1
     quorum: int = 1
-    """K: groups whose progress completes a round."""
+    """K: number of groups whose progress completes a round."""
     grace: float = 0.0
-    """Seconds that a complete round waits for those who are late."""
+    """Seconds for which a complete round waits for further groups."""
     rule: StalenessRule = field(default_factory=StalenessRule)
     outer: OuterOptimizer = field(default_factory=OuterOptimizer)
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> RoundPolicy:
-        """From JSON data."""
+        """The policy from JSON data."""
         rule, outer = StalenessRule(**plain.get("rule", {})), OuterOptimizer(**plain.get("outer", {}))
         return cls(plain["groups"], plain["quorum"], plain.get("grace", 0.0), rule, outer)
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A group's progress on this shard."""
+    """Progress of a group on this shard."""
 
     group: str
     sequence: int
     base: int
-    """Version it started from."""
+    """The version from which the group started."""
     samples: int
     progress: Array
 
 
 class ShardState:
-    """The state of one shard; not thread-safe: the shard calls it under its lock."""
+    """The state of one shard; not thread-safe, so the shard calls it under its lock."""
 
     def __init__(self, policy: RoundPolicy) -> None:
         self._policy = policy
@@ -169,17 +169,17 @@ class ShardState:
         self._state: OuterState | None = None
         self._applied: dict[str, int] = {}
         self._samples: dict[str, int] = {}
-        """What each group that takes part did last: together, the samples of a round."""
+        """Samples of the last progress of each active group; their sum is the samples of a round."""
         self._waiting: dict[str, Arrival] = {}
         self._reached_at: float | None = None
         self._history: deque[tuple[int, Array]] = deque(maxlen=REMEMBERED)
         self._step_lengths: deque[float] = deque(maxlen=32)
         self.staleness: list[int] = []
-        """Of every update that was taken, in order."""
+        """Staleness of every applied update, in order."""
         self.dropped = 0
 
     def start(self, theta: Array, rule: StalenessRule | None = None, outer: OuterOptimizer | None = None) -> None:
-        """The first group's parameters are the first version, and its rules are those of all."""
+        """Start with the parameters of the first group as the first version, and with its rules."""
         if self.theta is None:
             self._policy = replace(self._policy, rule=rule or self._policy.rule, outer=outer or self._policy.outer)
             self.theta = theta.copy()
@@ -187,7 +187,7 @@ class ShardState:
             self._remember()
 
     def arrive(self, arrival: Arrival, now: float) -> None:
-        """Take in progress; what was applied before is not taken again."""
+        """Add progress to the round; progress that was already applied is ignored."""
         if arrival.sequence <= self._applied.get(arrival.group, 0):
             return
         self._samples[arrival.group] = arrival.samples
@@ -196,27 +196,27 @@ class ShardState:
             self._reached_at = now
 
     def forget(self, group: str) -> None:
-        """A group begins anew: it counts its exchanges from one again, and what it left unfinished is dropped."""
+        """A group starts again: its exchanges count from one, and its pending progress is dropped."""
         self._waiting.pop(group, None)
         if not self._waiting:
             self._reached_at = None
         self._applied.pop(group, None)
 
     def leave(self, group: str) -> None:
-        """A group failed or left: the samples of a round are those of the others, until it arrives again."""
+        """A group failed or left: until it arrives again, rounds count without its samples."""
         self._samples.pop(group, None)
 
     def settled(self, group: str, sequence: int) -> bool:
-        """Whether a group's progress has been dealt with."""
+        """Whether a group's progress was applied or dropped."""
         return sequence <= self._applied.get(group, 0)
 
     def has(self, group: str, sequence: int) -> bool:
-        """Whether a group's progress was taken in, even if its round is not over."""
+        """Whether a group's progress was received, even if its round is not complete."""
         waiting = self._waiting.get(group)
         return self.settled(group, sequence) or (waiting is not None and waiting.sequence == sequence)
 
     def advance(self, now: float) -> bool:
-        """Complete the round if it is time; says whether it did."""
+        """Complete the round if it is due; returns whether it was."""
         if self._reached_at is None:
             return False
         everybody = len(self._waiting) >= self._groups
@@ -227,12 +227,12 @@ class ShardState:
         return True
 
     def retune(self, quorum: int) -> None:
-        """From now on `quorum` groups complete a round."""
+        """Set the number of groups that complete a round."""
         self._policy = replace(self._policy, quorum=quorum)
         self.count(self._groups)
 
     def count(self, groups: int) -> None:
-        """From now on `groups` groups take part."""
+        """Set the number of groups that take part."""
         self._groups = max(1, groups)
         if self._reached_at is None and len(self._waiting) >= min(self._policy.quorum, self._groups):
             self._reached_at = 0.0 if self._waiting else None
@@ -269,10 +269,10 @@ class ShardState:
 
     def _remember(self) -> None:
         assert self.theta is not None
-        self._history.append((self.version, self.theta))  # never changed in place: an update makes new ones
+        self._history.append((self.version, self.theta))  # updates make new arrays
 
     def facts(self) -> dict[str, Any]:
-        """What is remembered besides arrays, as JSON data."""
+        """The state without arrays, as JSON data."""
         return {
             "version": self.version,
             "applied": dict(self._applied),
@@ -284,14 +284,14 @@ class ShardState:
         }
 
     def arrays(self) -> dict[str, Array]:
-        """The parameters and, where there is momentum, what it remembers."""
+        """The parameters and, with momentum, the state of the optimiser."""
         if self.theta is None or self._state is None:
             return {}
         state = {"velocity": self._state.velocity, "pending": self._state.pending}
         return {"theta": self.theta, **(state if self._policy.outer.momentum else {})}
 
     def restore(self, facts: dict[str, Any], arrays: dict[str, Array]) -> None:
-        """Become what was remembered."""
+        """Load a saved state."""
         theta = self.theta = arrays["theta"]
         velocity, pending = (arrays.get(name, np.zeros_like(theta)) for name in ("velocity", "pending"))
         self._state = OuterState(velocity.copy(), pending.copy(), facts["count"])
@@ -303,10 +303,10 @@ class ShardState:
 
 @contextlib.contextmanager
 def saved_or_exit(path: str) -> Iterator[None]:
-    """Around writing: a shard that cannot write exits, since what it has answered must be on disk.
+    """A context for writing: a shard that cannot write exits, because every acknowledged update must be on disk.
 
-    One that went on from memory would lose acknowledged updates with its next crash. Whoever starts it again goes on
-    from the last state on disk, and groups repeat what was not answered.
+    A shard that continued from memory would lose acknowledged updates at its next crash. A restarted shard continues
+    from the last state on disk, and groups repeat unanswered requests.
     """
     try:
         yield

@@ -1,8 +1,8 @@
-"""A process that serves one shard of the common parameters, and the first of them the leases of samples.
+"""A process that serves one shard of the common parameters; the first shard also leases samples.
 
 python -m paceline.runtime.syncer.shard SETTINGS.json [ADDRESS], with the secret in PACELINE_SECRET. Each group has one
-connection for requests and one for heartbeats. A group without heartbeats for too long no longer counts, its samples
-are leased to others, and what it hands in later is rejected: it has to come back first. The states of a group are
+connection for requests and one for heartbeats. After the heartbeat timeout a group is declared failed: its samples are
+leased to other groups, and its next push is rejected, after which it takes part again. The states of a group are in
 `GroupState`.
 """
 
@@ -39,17 +39,17 @@ from paceline.runtime.syncer.rounds import Array, Arrival, RoundPolicy, ShardSta
 __all__ = ["SyncerShard", "main"]
 
 TICK = 0.02
-"""Seconds between two looks at grace windows and heartbeats: a small part of either."""
+"""Interval in seconds of the check of grace windows and heartbeats, well below both."""
 UNUSED = 120.0
-"""Seconds after which a group that never came is not waited for, and a syncer to which none came ends: the join timeout
-of a group, after which its processes have given up."""
+"""Seconds after which rounds do not wait for a group that never connected, and a syncer without groups ends. This is
+the join timeout of a group, after which its processes have given up."""
 REPORTED = 1000
-"""Newest updates whose staleness is reported."""
+"""Number of newest updates whose staleness is reported."""
 log = logging.getLogger("paceline.runtime")
 
 
 class SyncerShard:
-    """Serves from construction until the process ends."""
+    """The server of one shard."""
 
     def __init__(
         self,
@@ -60,29 +60,30 @@ class SyncerShard:
         journal: Journal | None,
         own: Path | None = None,
     ) -> None:
-        """`own`: the folder of a syncer that the groups started themselves; both go when all groups have left."""
+        """`own`: the folder of a syncer that the ranks started; it is removed, and the shard ends, when all groups
+        left."""
         self._shard, self._journal, self._own = state, journal, own
         if journal is not None and journal.arrays:
             state.restore(journal.facts, journal.arrays)
         self._quiet = QuietLog()
         self._written = -1
-        """The version whose parameters are in the journal."""
+        """The version of the parameters in the journal."""
         self._unwritten = False
-        """Whether anything has changed that is not in the journal."""
+        """Whether there are changes that are not in the journal."""
         self._sessions: dict[str, list[int]] = {}
-        """How each group has begun, the last time last."""
+        """Session ids of each group; the present one last."""
         self._layout: list[tuple[str, int]] = []
         self._left_at = time.monotonic()
         self._leases: Leases | None = None
         self._expected, self._heartbeat_timeout = groups, heartbeat_timeout
-        # One lock for rounds, leases and groups, since each decision needs all three: a group is declared failed only
-        # if its progress has not arrived. Pushes wait on it for their round. Reentrant, as decisions nest.
+        # One lock for rounds, leases and groups, because each decision needs all three: a group is declared failed only
+        # if its progress has not arrived. Pushes wait on it for their round. It is reentrant because decisions nest.
         self._changed = threading.Condition(threading.RLock())
         self._born, self._restarted = time.monotonic(), state.theta is not None
         self._groups: dict[str, GroupState] = {}
-        """Every group that was heard of since the start of this process, and those that were revoked before."""
+        """Every group that sent a message since this process started, and groups that were revoked before."""
         self._last_heard: dict[str, float] = {}
-        """The last heartbeat or request of each group that takes part or holds samples."""
+        """Time of the last heartbeat or request of each group that is active or holds samples."""
         self._statuses: dict[str, GroupStatus | None] = {}
         self._local_steps: int | None = None
         self._merge_at: tuple[str, int] | None = None
@@ -90,8 +91,7 @@ class SyncerShard:
             self._load(journal.facts["books"])
 
     def serve(self, server: socket.socket, secret: bytes) -> None:
-        """Accept callers for ever."""
-        # Without the thread that judges timeouts, groups would wait for ever: better no shard, which is started again.
+        """Accept connections for ever."""
         in_background("rounds", self._tick, failed=lambda: os._exit(1))
         login = login_of(secret, messages.Role.SHARD, "shard")
         message_listener(server, login, self._serve_caller, caller=messages.Role.GROUP).run()
@@ -102,17 +102,17 @@ class SyncerShard:
         self._layout = [(name, size) for name, size in content["layout"]]
         self._merge_at = tuple(content["merge_at"]) if content["merge_at"] else None
         self._groups = dict.fromkeys(content["revoked"], GroupState.REVOKED)
-        # Holders have the whole timeout to be heard again: they could not reach this shard while it was down.
+        # Holders of leases get a whole timeout, because they could not reach this shard while it was down.
         self._last_heard = dict.fromkeys(self._leases.holders, time.monotonic())
 
     def _serve_caller(self, channel: Channel) -> None:
         expected = accepted_by(messages.Role.SHARD, sender=messages.Role.GROUP)
         try:
             while True:
-                message = channel.receive(*expected)  # for as long as a channel may be idle; then the group calls again
+                message = channel.receive(*expected)  # after the idle timeout the group connects again
                 assert isinstance(message, messages.GroupMessage)
-                # Unpacked before the lock is taken, and on disk after it is released: groups that arrive together do
-                # so side by side, and the answer travels while the disk writes, all but its end.
+                # Decoding precedes the lock and writing to disk follows it, so that groups are served in parallel. The
+                # answer is sent while the disk writes; its last part is held back until the data is on disk.
                 check_request(message, channel.peer)
                 reply = self._carry_out(message, request_numbers(message))
                 beats = isinstance(reply, messages.HeartbeatReply)
@@ -126,13 +126,13 @@ class SyncerShard:
         return self._groups.get(group, GroupState.UNHEARD if self._restarted else GroupState.UNKNOWN)
 
     def _keep(self) -> None:
-        """Return when all decisions are on disk: no group is answered before."""
+        """Return when all decisions are on disk; no answer is complete before."""
         if self._journal is not None:
             with saved_or_exit("the journal"):
                 self._journal.synchronise()
 
     def _carry_out(self, message: messages.GroupMessage, numbers: Array) -> messages.Message:
-        """Change what the request changes; only a push waits, for its round."""
+        """Execute a request; only a push waits, for its round."""
         with self._deciding():
             if message.group in self._last_heard:
                 self._last_heard[message.group] = time.monotonic()
@@ -162,7 +162,7 @@ class SyncerShard:
             return messages.Done()
 
     def _change(self, group: str, cause: Event | type[messages.Message]) -> None:
-        """The next state of a group; rounds count anew if it takes part now or no longer does."""
+        """Change the state of a group; recount active groups if it becomes active or stops being active."""
         before = self._state_of(group)
         after = next_state(GROUP_TABLE, before, cause)
         if after is not before:
@@ -174,12 +174,12 @@ class SyncerShard:
             self._recount()
 
     def _start(self, message: messages.StartGroup, theta: Array) -> messages.Message:
-        """A group begins; if it did before, all of its processes failed, and what it had is leased again."""
+        """A group starts; if it had started before, all of its processes failed, and its lease is released."""
         group = message.group
         sessions = self._sessions.get(group, [])
         if message.session in sessions:
             latest = sessions[-1] == message.session
-            return self._parameters() if latest else messages.StartRefused("it has begun anew since")
+            return self._parameters() if latest else messages.StartRefused("it has started again since")
         if why := self._unlike(message, theta):
             return messages.StartRefused(why)
         self._sessions[group] = [*sessions, message.session]
@@ -188,7 +188,7 @@ class SyncerShard:
             done = self._shard.settled(group, self._leases.sequence_of(group))
             self._leases.release(group, handed_in=done)
             self._leases.forget(group)
-        # After the lease was judged by what the group had handed in, which is forgotten here.
+        # After the release of the lease, which depends on the pushes that are forgotten here.
         self._shard.forget(group)
         if self._leases is None:
             self._leases = Leases(message.num_samples, message.epochs, begin=message.begin)
@@ -199,7 +199,7 @@ class SyncerShard:
         return self._parameters()
 
     def _unlike(self, message: messages.StartGroup, theta: Array) -> str:
-        """Why a group cannot train with those before it; nothing if it can."""
+        """The reason why a group cannot train with the earlier groups; empty if it can."""
         if self._leases is None or self._shard.theta is None:
             return ""
         asked, held = (message.num_samples, message.epochs), (self._leases.num_samples, self._leases.epochs)
@@ -214,11 +214,11 @@ class SyncerShard:
         return ""
 
     def _counts(self, group: str, session: int) -> bool:
-        """Whether a request belongs to what the group began last; a shard without memory cannot know."""
+        """Whether a request belongs to the present session of the group; a shard without a journal accepts any."""
         return group not in self._sessions or self._sessions[group][-1] == session
 
     def _push(self, message: messages.Push, progress: Array) -> messages.Message:
-        """Answered when the round is complete, or at once if other groups have the samples."""
+        """Add progress and wait for the round; rejected at once if other groups have the samples."""
         group, sequence = message.group, message.sequence
         self._change(group, messages.Push)
         past = (
@@ -233,19 +233,19 @@ class SyncerShard:
         self._shard.arrive(Arrival(group, sequence, message.base, message.samples, progress), time.monotonic())
         began = time.monotonic()
         self._advance()
-        # No timeout: a group that fails no longer counts, so that every round is completed by those who are left; the
-        # group that waits asks again after a while.
+        # No timeout: a failed group no longer counts, so the remaining groups complete every round. A waiting group
+        # repeats its push after a while.
         self._changed.wait_for(lambda: self._shard.settled(group, sequence))
         packing: Packing = "none" if message.packing == "none" else "half"
         found = self._parameters(packing, waited=time.monotonic() - began)
         if not message.wanted:
             return found
-        # Both are on disk before the one answer: a group that exchanges after every step waits for the disk once.
+        # Push and lease are answered together: a group that exchanges after every step waits for the disk once.
         wanted = messages.LeaseRequest(group, message.session, sequence + 1, message.wanted, message.status)
         return replace(found, lease=self._lease(wanted))
 
     def _retune(self, message: messages.Retune) -> None:
-        """Another quorum, another number of local steps, or the end of all groups but one."""
+        """Set another quorum or number of local steps, or start a merge of all groups."""
         self._shard.retune(message.quorum)
         self._local_steps, self._merge_at = message.local_steps, message.merge_at
         if message.merge_at is not None and self._leases is not None:
@@ -263,7 +263,7 @@ class SyncerShard:
         if leases is None or message.size < 1:
             raise ProtocolError(f"{group} asked for {message.size} samples, or before any group has started")
         if not self._counts(group, message.session):
-            raise ProtocolError(f"{group} has begun anew since it asked for lease {message.sequence}")
+            raise ProtocolError(f"{group} has started again since it asked for lease {message.sequence}")
         try:
             lease = leases.take(group, message.sequence, message.size)
         except ValueError as error:
@@ -278,9 +278,9 @@ class SyncerShard:
 
     @contextlib.contextmanager
     def _deciding(self) -> Iterator[None]:
-        """Alone with rounds, leases and groups; what has changed then is one record.
+        """A context that holds the lock, and writes all changes as one record at its end.
 
-        A push that waits for its round leaves its change to the next decision, which writes it before any answer.
+        A push that waits for its round releases the lock; the next decision writes its change before any answer.
         """
         with self._changed:
             try:
@@ -289,7 +289,7 @@ class SyncerShard:
                 self._write_changes()
 
     def _write_changes(self) -> None:
-        """One record of what has changed; `_keep` has it on disk before any group is told of it."""
+        """Write one record with all changes; `_keep` waits until it is on disk."""
         if self._journal is None or self._leases is None or not self._unwritten:
             return
         books = {
@@ -310,7 +310,7 @@ class SyncerShard:
         return sum(state is GroupState.ACTIVE for state in self._groups.values())
 
     def _recount(self) -> None:
-        """Who is expected and never came still counts for a while; after a restart a short one: it may have left."""
+        """Recount groups; an expected group that never connected counts for a while, shorter after a restart."""
         missing = max(0, self._expected - len(self._groups))
         if time.monotonic() - self._born > (self._heartbeat_timeout if self._restarted else UNUSED):
             missing = 0
@@ -328,7 +328,7 @@ class SyncerShard:
             time.sleep(TICK)
             with self._deciding():
                 now = time.monotonic()
-                # It was this process that was suspended, or wrote to a slow disk: groups could not be heard meanwhile.
+                # This process was suspended or waited for a slow disk, and could not receive heartbeats meanwhile.
                 if now - before > self._heartbeat_timeout / 2:
                     self._last_heard = dict.fromkeys(self._last_heard, now)
                 before = now
@@ -341,7 +341,7 @@ class SyncerShard:
                     self._declare_failed(group)
 
     def _declare_failed(self, group: str) -> None:
-        """A group sent no heartbeat for too long."""
+        """Declare a group failed after its heartbeat timeout."""
         log.warning("group %s sent no heartbeat for %.1f s and is declared failed", group, self._heartbeat_timeout)
         del self._last_heard[group]
         cause = Event.TIMEOUT
@@ -355,7 +355,7 @@ class SyncerShard:
         self._unwritten = True
 
     def _end_if_left(self) -> None:
-        """A syncer that the groups started themselves ends when all of them have left it."""
+        """End a syncer that the ranks started when all groups have left."""
         if self._own is None or self._num_active or self._last_heard:
             self._left_at = time.monotonic()
         elif time.monotonic() - self._left_at > (self._heartbeat_timeout if self._groups else UNUSED):
@@ -369,7 +369,7 @@ class SyncerShard:
 
 
 def main() -> None:
-    """Serve one shard as the settings file says."""
+    """Serve one shard with the settings of a file."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     settings = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     folder = Path(settings["folder"]) if settings.get("folder") else None

@@ -1,1 +1,1 @@
-"""Watching of an unchanged training: recording inside its processes, and conversion of the records to a run."""
+"""`paceline watch`: records an unchanged training inside its processes, and converts the records to a run."""

@@ -1,6 +1,6 @@
-"""Arms a Python process that `paceline watch` started: hooks go into a framework as soon as the process imports it.
+"""Installs the hooks of `paceline watch` in a Python process, as soon as the process imports a framework.
 
-Python 3.9 and the standard library only: this runs at the start of every Python process of the watched command.
+Python 3.9 and the standard library only, because this runs at the start of every Python process of the watched command.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _armed: list[Recorder] = []
 
 
 def armed() -> Recorder | None:
-    """The recorder of this process, if `paceline watch` armed it."""
+    """The recorder of this process; None if `paceline watch` has installed no hooks."""
     return _armed[-1] if _armed else None
 
 
 def arm() -> None:
-    """Watch this process, if `paceline watch` asked for it."""
+    """Prepare the hooks in this process, if `paceline watch` started it."""
     folder = os.environ.get(variables.WATCH)
     if folder and os.path.isdir(folder):
         sys.meta_path.insert(0, _AfterImport(folder))
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds frameworks as the other finders do, and installs the hooks once an import is complete."""
+    """An import finder that delegates to the other finders, and installs the hooks after the import of a framework."""
 
     def __init__(self, folder: str) -> None:
         self._folder, self._wanted = folder, {"torch", "keras", "jax", "tensorflow"}
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        """The spec of a framework with a loader that tells us; nothing for other modules."""
+        """The spec of a framework, with a loader that installs the hooks; None for other modules."""
         if fullname not in self._wanted:
             return None
         self._wanted.discard(fullname)
@@ -52,17 +52,17 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 class _Telling(importlib.abc.Loader):
-    """The loader of a framework, and then the hooks."""
+    """A loader that runs the loader of a framework, and then installs the hooks."""
 
     def __init__(self, loader: Any, folder: str) -> None:
         self._loader, self._folder = loader, folder
 
     def create_module(self, spec: Any) -> Any:
-        """As the loader does."""
+        """Delegate to the framework's loader."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """As the loader does, and then install the hooks."""
+        """Delegate to the framework's loader, and then install the hooks."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

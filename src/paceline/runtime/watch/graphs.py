@@ -1,11 +1,11 @@
-"""Hooks in Keras, JAX and TensorFlow: steps, and what of each is spent in its graph, outside of it, and on input.
+"""Hooks in Keras, JAX and TensorFlow: the time of each step in its compiled graph, outside of it, and on input.
 
-A graph holds forward, backward, exchange and update; no hook sees them apart, so all of it counts as forward, which a
-label of the run says. Python 3.9 and the standard library only.
+A compiled graph contains forward, backward, exchange and update. Hooks cannot separate them, so all of it counts as
+forward, and a label of the run says so. Python 3.9 and the standard library only.
 
-    Keras       a step is one batch of `fit`; between two batches is io. On torch, backward passes are seen
-    JAX         a step is one call of the jitted function that takes most of the time, until its results are there
-    TensorFlow  the same of a `tf.function`, for loops without Keras
+    Keras       a step is one batch of `fit`; time between two batches is io. On torch, backward passes are separate
+    JAX         a step is one call of the jitted function that takes most of the time, until its results are ready
+    TensorFlow  the same for a `tf.function`, in loops without Keras
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from paceline.runtime.watch.recorder import TRACED_STEPS, Recorder, guarded
 __all__ = ["GraphHooks", "KerasHooks"]
 
 SEEN = 3
-"""Calls of a function before it may be the step: the first one compiles."""
+"""Number of calls of a function before it may count as the step; the first call compiles."""
 LOST = 50
-"""Calls of others after which the function that was the step is taken to be gone."""
+"""Number of calls of other functions after which the function that was the step is no longer used."""
 
 
 class KerasHooks:
@@ -49,7 +49,7 @@ class KerasHooks:
 
     @guarded
     def on_train_begin(self, callbacks: Any, *given: Any, **named: Any) -> None:
-        """`fit` begins."""
+        """Describe the training when `fit` begins."""
         told = f"keras on {self._backend}: forward holds all of a batch's graph" + (
             ", its input too" if self._backend == "tensorflow" else ", but backward" * (self._backend == "torch")
         )
@@ -61,23 +61,23 @@ class KerasHooks:
 
     @guarded
     def on_epoch_begin(self, callbacks: Any, *given: Any, **named: Any) -> None:
-        """The first batch is fetched."""
+        """Begin the phase io, as the first batch is fetched."""
         self.recorder.begin("io")
 
     @guarded
     def on_epoch_end(self, callbacks: Any, *given: Any, **named: Any) -> None:
-        """Validation and checkpoints are not input."""
+        """End the phase io, because validation and checkpoints are not input."""
         self.recorder.end("io")
 
     @guarded
     def on_train_batch_begin(self, callbacks: Any, *given: Any, **named: Any) -> None:
-        """A batch is there."""
+        """End io and begin forward, because the batch is ready."""
         self.recorder.end("io")
         self.recorder.begin("forward")
 
     @guarded
     def on_train_batch_end(self, callbacks: Any, batch: Any, logs: Any = None) -> None:
-        """The step ends once its loss is there."""
+        """End the step when its loss is computed."""
         if self.recorder.watching and isinstance(logs, dict):
             for value in logs.values():
                 float(value)
@@ -87,7 +87,7 @@ class KerasHooks:
 
 
 class GraphHooks:
-    """Outermost calls of compiled functions; one of them is found to be the step."""
+    """Times the outermost calls of compiled functions, and determines which function is the step."""
 
     def __init__(self, recorder: Recorder, framework: str, module: Any) -> None:
         self.recorder, self._framework = recorder, framework
@@ -103,7 +103,7 @@ class GraphHooks:
         self._begin = 0.0
 
     def jitted(self, module: Any, name: str) -> None:
-        """Watch what `jax.jit` returns from now on."""
+        """Watch the functions that `jax.jit` returns from now on."""
         original = getattr(module, name)
 
         @functools.wraps(original)
@@ -124,7 +124,7 @@ class GraphHooks:
         owner.__call__ = call
 
     def around(self, function: Any, call: Any, given: Any, named: Any) -> Any:
-        """Call a function; the outermost of such calls may be a step."""
+        """Call a function; an outermost call may be a step."""
         if self._inside or not self.recorder.alive or self.recorder.owner not in (None, self):
             return call(*given, **named)
         self._inside = True
@@ -148,7 +148,7 @@ class GraphHooks:
         self.recorder.end("forward")
         key, seconds = id(function), time.perf_counter() - self._begin
         self._calls[key] = self._calls.get(key, 0) + 1
-        if self._calls[key] > 1:  # the first call compiles; the shortest one was not held up
+        if self._calls[key] > 1:  # the first call compiles; the shortest call has least disturbance
             self._least[key] = min(self._least.get(key, seconds), seconds)
         self._others = 0 if key == self._step else self._others + 1
         if self._is_step(key):
@@ -156,7 +156,7 @@ class GraphHooks:
             self.recorder.boundary()
 
     def _is_step(self, key: int) -> bool:
-        """Whether this call ends a step: of the function that takes most of the time, as far as is known early on."""
+        """Whether this call ends a step: whether its function takes most of the time, by the calls so far."""
         early = self.recorder.step < TRACED_STEPS[-1] or self._others > LOST
         if early and self._calls[key] >= SEEN:
             more = self._step is None or self._took(key) > self._took(self._step) or self._others > LOST
@@ -181,7 +181,7 @@ class GraphHooks:
 
 
 class _Watched:
-    """A jitted function, with everything that belongs to it."""
+    """A jitted function with timed calls; other attributes are those of the function."""
 
     def __init__(self, function: Any, hooks: GraphHooks) -> None:
         functools.update_wrapper(self, function)

@@ -1,4 +1,4 @@
-"""Hooks in PyTorch that show a recorder the phases of any training loop, without a change of the loop.
+"""Hooks in PyTorch that record the phases of any training loop without changing the loop.
 
     step        from one end of the optimiser's step to the next (hooks for all optimisers)
     io          the loader's iterator
@@ -8,8 +8,8 @@
     aggregate   what DistributedDataParallel adds before, between and after; every wait for a collective
     update      the optimiser's step and zero_grad
 
-Two steps find out which modules are outermost; then hooks stay on these alone. In a step that is not watched, each of
-them is the test of one flag. Standard library and torch only.
+Two steps determine which modules are outermost; afterwards only these have hooks. In a step that is not watched, each
+hook tests one flag. Standard library and torch only.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from paceline.runtime.watch.recorder import TRACED_STEPS, F, Recorder, guarded
 
 __all__ = ["Hooks"]
 
-LOOKED_AT = 2
-"""Steps in which every module is looked at, to find the outermost ones."""
+OBSERVED_STEPS = 2
+"""Number of steps in which all modules are observed, to find the outermost ones."""
 LOOKS = 3
-"""How often hooks are looked for anew, after a step without forward."""
+"""Largest number of new searches for outermost modules, after steps without a forward pass."""
 LAST_READY = 4
-"""Gradients whose readiness is watched in every step: those that were ready last in a traced one."""
+"""Number of gradients whose ready time is watched in every step: the last ones of a traced step."""
 LOST = 50
-"""Steps of other optimisers after which the one that ended the steps is taken to be gone."""
+"""Number of steps of other optimisers after which the optimiser that ended the steps is no longer used."""
 
 
 def hooked(method: F) -> F:
-    """A guarded hook that is not there for `torch.compile`, whose graphs it would break."""
+    """A guarded hook that `torch.compile` does not see, because it would break graphs."""
     safe = guarded(method)
 
     @functools.wraps(method)
@@ -51,7 +51,7 @@ def hooked(method: F) -> F:
 
 
 class Hooks:
-    """Installs the hooks of one recorder; `remove` takes all of them away again."""
+    """Installs the hooks of one recorder; `remove` removes them."""
 
     def __init__(self, recorder: Recorder, model: Any = None, optimizer: Any = None) -> None:
         self.recorder = recorder
@@ -64,31 +64,31 @@ class Hooks:
         self._optimizer = None if optimizer is None else id(optimizer)
         self._fixed = optimizer is not None
         self._calls: dict[int, int] = {}
-        """Steps of each optimiser, by its id, until it is settled which one ends a step."""
+        """Number of steps of each optimiser by id, until it is known which one ends a step."""
         self._others = 0
-        """Steps of other optimisers since the last one that ended a step."""
+        """Steps of other optimisers since the last end of a step."""
         self._backwards = 0
-        """Backward passes that run now: one may start another."""
+        """Number of running backward passes; they may be nested."""
         self._last_ready = 0.0
         self._exchanges = self._functional = self._copies = self._graphs = False
-        """Whether DistributedDataParallel exchanges gradients behind the backward pass."""
+        """Whether DistributedDataParallel exchanges gradients during the backward pass."""
         self._forwards = 0
         self._sent = 0
-        """Elements that this rank exchanged with single other ranks in the present step."""
+        """Number of elements that this rank exchanged point to point in the present step."""
         self._trace: LayerTrace | None = None
         if model is not None:
             self._adopt(model)
         self._install(known=model is not None)
 
     def remove(self) -> None:
-        """Leave PyTorch as it was."""
+        """Restore PyTorch."""
         for undo in reversed(self._undo):
             undo()
         self._undo = []
         self._forget()
 
     def _forget(self) -> None:
-        """Watch the present modules no more."""
+        """Stop watching the present modules."""
         for undo in (*self._finding, *(handle.remove for handle in self._handles)):
             undo()
         self._finding, self._handles, self._roots = [], [], {}
@@ -117,7 +117,8 @@ class Hooks:
         self._undo.append(wrapped(owner, name, around, self.recorder))
 
     def _around_compile(self, original: Any, *given: Any, **named: Any) -> Any:
-        """A compiled function is forward; a compiled module has hooks, and a decorator is called with a function."""
+        """Count a compiled function as forward; a compiled module has hooks, and a decorator returns a function
+        later."""
         made = original(*given, **named)
         if isinstance(made, torch.nn.Module) or not callable(made):
             return made
@@ -213,11 +214,11 @@ class Hooks:
         self._after_step(was_watching)
 
     def _is_lost(self) -> bool:
-        """Whether the modules that were known did not compute in this step: others did, whose forward was not seen."""
+        """Whether no known module computed in this step, so that other modules must have."""
         return bool(self._roots) and not self._forwards and self._looks < LOOKS
 
     def _replaces(self, optimizer: int) -> bool:
-        """Whether an optimiser ends the steps from now on, because the one that did so steps no more."""
+        """Whether an optimiser ends the steps from now on, because the previous one is no longer used."""
         self._others += 1
         self._calls[optimizer] = self._calls.get(optimizer, 0) + 1
         if self._fixed or self._others <= LOST:
@@ -228,7 +229,7 @@ class Hooks:
         return True
 
     def _settle_optimizer(self) -> None:
-        """A step has one call of the optimiser that is called least: of a GAN, that of the generator."""
+        """Choose the optimiser that ends a step: the one that is called least, such as that of a GAN's generator."""
         if not self._fixed and self._calls:
             rarest = min(self._calls, key=lambda found: self._calls[found])
             self._optimizer = rarest if 2 * self._calls[rarest] <= self.recorder.step else self._optimizer
@@ -239,7 +240,7 @@ class Hooks:
         if self._finding and step >= self._look_until:
             self._settle()
         elif not self._finding and not self._forwards and was_watching and self._looks < LOOKS:
-            # Also where another model follows: its optimiser may have the id of the one before, which is gone.
+            # Also when another model follows, because its optimiser may have the id of a deleted one.
             self._forget()
             self._look()
         if step == TRACED_STEPS[-1]:
@@ -253,7 +254,7 @@ class Hooks:
         self._forwards = self._sent = self._depth = self._backwards = 0
 
     def _watch_functional(self) -> None:
-        """Watch the waits of functional collectives, by which tensor parallelism exchanges, if the script uses them."""
+        """Watch waits for functional collectives, which tensor parallelism uses, if the script imports them."""
         functional = sys.modules.get("torch.distributed._functional_collectives")
         if functional is not None and not self._functional:
             self._functional = True
@@ -268,7 +269,7 @@ class Hooks:
 
     def _look(self) -> None:
         self._looks += 1
-        self._look_until = self.recorder.step + LOOKED_AT
+        self._look_until = self.recorder.step + OBSERVED_STEPS
         self._finding = [wrapped(torch.nn.Module, "__call__", self._around_call, None)]
 
     def _around_call(self, original: Any, module: Any, *given: Any, **named: Any) -> Any:
@@ -282,7 +283,7 @@ class Hooks:
 
     @guarded
     def _enters(self, module: Any) -> None:
-        again = self._backwards and self._roots  # a checkpoint computes an inner module again
+        again = self._backwards and self._roots  # activation checkpointing recomputes an inner module
         if self._depth == 0 and not again and module.training and torch.is_grad_enabled() and is_trainable(module):
             self._roots.setdefault(id(module), module)
         self._depth += 1
@@ -295,7 +296,8 @@ class Hooks:
             self._adopt(root)
 
     def _adopt(self, root: Any) -> None:
-        """Watch the forward pass of an outermost module; inside DistributedDataParallel, that of the user's own."""
+        """Watch the forward pass of an outermost module; for DistributedDataParallel, of the user's module inside
+        it."""
         self._roots[id(root)] = root
         self._watch_functional()
         inner = user_module(root)
@@ -321,7 +323,7 @@ class Hooks:
                 self._wrap(torch.Tensor, name, self._around_copy)
 
     def _around_copy(self, original: Any, tensor: Any, *given: Any, **named: Any) -> Any:
-        """A copy from the host, unless it is one within a forward or backward pass."""
+        """Count a copy from the host as h2d, unless it is inside a forward or backward pass."""
         source = given[0] if original.__name__ == "copy_" and given else tensor
         if torch.compiler.is_compiling() or source.device.type != "cpu" or self.recorder.inside not in ("", "io"):
             return original(tensor, *given, **named)
@@ -330,7 +332,7 @@ class Hooks:
     @hooked
     def _forward_begins(self, module: Any, inputs: Any, named: Any) -> None:
         if self._backwards or not (module.training and self.recorder.watching):
-            return  # a checkpoint computes again; evaluation is not a part of the step
+            return  # activation checkpointing, or an evaluation
         self._count(inputs, named)
         if self._trace is not None:
             self._trace.starts()
@@ -338,7 +340,7 @@ class Hooks:
 
     @guarded
     def _count(self, inputs: Any, named: Any) -> None:
-        """One more forward pass, and its samples."""
+        """Count a forward pass and its samples."""
         self._forwards += 1
         tensors = [value for value in (*inputs, *named.values()) if torch.is_tensor(value) and value.dim()]
         self.recorder.samples += int(tensors[0].shape[0]) if tensors else 0
@@ -351,7 +353,7 @@ class Hooks:
             self.watch_last(trace.order)
 
     def watch_last(self, order: list[Any]) -> None:
-        """Watch the gradients that are ready last, of parameters in the order of readiness."""
+        """Watch the gradients that are ready last; `order` has the parameters in the order of readiness."""
         trained = [parameter for parameter in order if parameter.requires_grad]
         hooks = [p.register_post_accumulate_grad_hook(self._gradient_ready) for p in trained[-LAST_READY:]]
         self._handles += hooks

@@ -1,4 +1,4 @@
-"""The watched command: starts it unchanged, waits for it, and merges the records of its processes."""
+"""Runs the watched command unchanged, and merges the records of its processes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = ["name_of_command", "observe", "read_records", "run_watched", "steps_o
 
 SITE = Path(__file__).parent / "site"
 WARMUP = TRACED_STEPS[-1] + 1
-"""Steps before the first one that counts: the others find out what is to be watched."""
+"""Number of steps before the first one that counts; they determine what is to be watched."""
 MOST_COLLECTED = 1000
-"""Steps with garbage collection that a run keeps."""
+"""Largest number of steps with garbage collection that a run stores."""
 SHARDED = (
     "FSDP or tensor parallelism: the exchange is what ranks wait for; layers have shards, so do not predict from them"
 )
@@ -35,9 +35,9 @@ Record = dict[str, Any]
 
 
 def run_watched(command: Sequence[str], folder: Path, *, every: int, quiet: bool = False) -> int:
-    """Run a command whose Python processes leave their records in a folder; its exit code, as a shell gives it.
+    """Run a command whose Python processes write records to a folder; returns the exit code as a shell does.
 
-    Signals that end this process go to the command, which decides. With `quiet`, its output goes to standard error.
+    SIGINT and SIGTERM are left to the command. With `quiet`, the output of the command goes to standard error.
     """
     paths = [str(SITE), str(worker_path()), os.environ.get("PYTHONPATH", "")]
     env = {
@@ -60,7 +60,7 @@ def run_watched(command: Sequence[str], folder: Path, *, every: int, quiet: bool
 
 @contextlib.contextmanager
 def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """The terminal sends an interrupt to both; a termination is passed on."""
+    """Ignore SIGINT, which the terminal also sends to the command, and forward SIGTERM."""
     before = {
         signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
         signal.SIGTERM: signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number)),
@@ -73,16 +73,16 @@ def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def name_of_command(command: Sequence[str]) -> str:
-    """The name of the script, as the name of a run."""
+    """The name of a run: that of the script."""
     script = next((word for word in command if word.endswith(".py")), command[0])
     words = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script).stem).strip("-._")
     return words[:80] or "watched"
 
 
 def read_records(folder: Path) -> list[Record]:
-    """The record of each rank, by rank, of the training with most steps: a command may run several, or start anew.
+    """The records of the training with most steps, by rank; a command may run several trainings, or restart one.
 
-    Of several processes with one rank, it is the one with most steps.
+    If several processes have the same rank, the record with most steps is used.
     """
     trainings: dict[tuple[int, int], dict[int, Record]] = defaultdict(dict)
     records = [record for path in sorted(folder.glob("process-*.jsonl")) if (record := _record(path))]
@@ -95,7 +95,7 @@ def read_records(folder: Path) -> list[Record]:
 
 
 def _record(path: Path) -> Record | None:
-    """The last facts of a process, all its rows and spans; a line that a kill cut short is left out."""
+    """The last facts of a process, and all of its rows and spans; an incomplete line is ignored."""
     record: Record = {}
     listed: dict[str, list[Any]] = {"rows": [], "spans": [], "collected": []}
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -109,7 +109,7 @@ def _record(path: Path) -> Record | None:
 
 
 def observe(name: str, records: Sequence[Record], *, launcher: str = "watch", labels: tuple[str, ...] = ()) -> Observed:
-    """What the processes of one training recorded, as one."""
+    """One observed training from the records of its processes."""
     if not any(record["steps"] for record in records):
         passes = sum(record["backwards"] for record in records)
         but = f": {passes} backward passes, but no step() of an optimiser" if passes else ""
@@ -152,7 +152,7 @@ def steps_of(record: Record, offset: float) -> Iterator[ObservedStep]:
 
 
 def _labels(first: Mapping[str, Any]) -> tuple[str, ...]:
-    """Notes of the run."""
+    """Labels of the run that state limits of the recording."""
     optimizers, unseen = first.get("optimizers", 1), not first.get("modules", 1) and not first.get("compiled")
     words = {
         first.get("graphs", ""): first.get("graphs"),
@@ -168,7 +168,7 @@ def _labels(first: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _facts(records: Sequence[Record]) -> dict[str, Any]:
-    """What is not a time: hosts, memory, settings of DistributedDataParallel, garbage collection."""
+    """Facts other than times: hosts, memory, settings of DistributedDataParallel, garbage collection."""
     return {
         "hosts": [record["host"] for record in records],
         "gc_share": sum(record["gc_s"] for record in records) / sum(r["elapsed"] for r in records),
@@ -183,7 +183,7 @@ def _facts(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _collected(records: Sequence[Record]) -> list[tuple[int, float]]:
-    """Steps with most garbage collection, and its seconds on the rank with most."""
+    """The steps with most garbage collection, with its seconds on the rank with most."""
     most: dict[int, float] = {}
     for step, seconds in (item for record in records for item in record["collected"]):
         most[step] = max(most.get(step, 0.0), seconds)

@@ -1,4 +1,4 @@
-"""One step, layer by layer: own seconds of each module in forward, seconds until each gradient in backward.
+"""One step by layers: exclusive forward seconds of each module, and backward seconds until each gradient is ready.
 
 Python 3.9, the standard library and torch only.
 """
@@ -22,7 +22,7 @@ class LayerTrace:
         self.order: list[Any] = []
         """Parameters in the order in which their gradients became ready."""
         self._handles: list[Any] = []
-        seen: set[int] = set()  # tied weights have one gradient
+        seen: set[int] = set()  # tied weights share one gradient
         for name, module in model.named_modules():
             own = list(module.named_parameters(recurse=False))
             if name and (own or not any(True for _ in module.children())):
@@ -36,15 +36,15 @@ class LayerTrace:
                     self._handles.append(hook(lambda p, full=full: self._ready(full, p)))
 
     def starts(self) -> None:
-        """The forward pass of the model begins; with accumulated batches the last one counts."""
+        """Note the begin of a forward pass; with gradient accumulation the last one counts."""
         self._origin, self._spans, self.order, self._backward = time.perf_counter(), [], [], False
 
     def backward_from(self) -> None:
-        """The backward pass begins: what a checkpoint computes again is not forward."""
+        """Note the begin of the backward pass; modules recomputed by activation checkpointing are not forward."""
         self._last, self._backward = time.perf_counter(), True
 
     def stop(self) -> list[dict[str, Any]]:
-        """Remove the hooks; the spans of the step."""
+        """Remove the hooks, and return the spans of the step."""
         for handle in self._handles:
             handle.remove()
         return self._spans if self._backward else []

@@ -1,4 +1,4 @@
-"""Facts about the models of a watched process: its outermost modules. Python 3.9, standard library and torch."""
+"""Facts about the outermost modules of a watched process. Python 3.9, standard library and torch only."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ __all__ = ["described", "is_compiled", "is_trainable", "replica_of", "user_modul
 
 
 def wrapped(owner: Any, name: str, around: Any, recorder: Recorder | None) -> Any:
-    """Call `around` in place of a method, in watched steps of a recorder or always; how to undo that.
+    """Call `around` in place of a method, in watched steps of a recorder or always; returns a function that undoes
+    this.
 
-    What others put over it since then stays theirs.
+    A replacement that other code installed later stays.
     """
     original, own = getattr(owner, name), name in vars(owner)
 
@@ -35,18 +36,18 @@ def wrapped(owner: Any, name: str, around: Any, recorder: Recorder | None) -> An
 
 
 def user_module(root: Any) -> Any:
-    """The user's own module: that inside DistributedDataParallel."""
+    """The user's module, which DistributedDataParallel may wrap."""
     return root.module if isinstance(root, torch.nn.parallel.DistributedDataParallel) else root
 
 
 def replica_of(root: Any) -> Any:
-    """DistributedDataParallel, wherever it is in a module; None if there is none."""
+    """The DistributedDataParallel in a module; None without one."""
     parts = root.modules() if root is not None else ()
     return next((part for part in parts if isinstance(part, torch.nn.parallel.DistributedDataParallel)), None)
 
 
 def is_compiled(roots: Iterable[Any]) -> bool:
-    """Whether `torch.compile` or `Module.compile` made graphs of a part of the model."""
+    """Whether `torch.compile` or `Module.compile` compiled a part of the model."""
     parts = (part for root in roots for part in root.modules())
     return any(type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None for part in parts)
 
@@ -57,7 +58,7 @@ def is_trainable(module: Any) -> bool:
 
 
 def described(roots: list[Any], sent: int, graphs: bool) -> dict[str, Any]:
-    """Facts about the outermost modules, of which `sent` elements went to single ranks in a step."""
+    """Facts about the outermost modules; `sent`: elements that were sent point to point in a step."""
     root = roots[0] if roots else None
     replica = replica_of(root)
     inner = root if replica is None else replica.module

@@ -1,4 +1,4 @@
-"""The record of one process: exclusive seconds of each phase of each step, kept in memory and appended to a file.
+"""The record of one process: exclusive seconds of each phase of each step, appended to a file.
 
 An error here ends the recording, never the training. Python 3.9 and the standard library only.
 """
@@ -22,20 +22,20 @@ __all__ = ["TRACED_STEPS", "Recorder", "guarded"]
 ORDER = ("io", "h2d", "forward", "backward", "aggregate", "update")
 """The columns of a row after step, start and seconds."""
 TRACED_STEPS = (4, 6, 8)
-"""Steps that are traced layer by layer; they take longer, and have no row."""
+"""Steps that are traced layer by layer; they take longer, so they have no row."""
 FLUSH_S = (0.1, 2.0)
-"""Least and most seconds between two writes: a tenth of the time so far, which is what a kill may lose."""
+"""Bounds of the seconds between two writes, which are a tenth of the time so far; a kill may lose this much."""
 PAUSE_S = 0.001
-"""Garbage collections that take longer are noted with their step."""
+"""Garbage collections longer than this many seconds are recorded with their step."""
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 HASH = 2654435761
-"""Knuth's multiplier: which steps a sample takes is irregular, and the same on every rank."""
+"""Knuth's multiplicative hash: the choice of sampled steps is irregular, and equal on all ranks."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def guarded(method: F) -> F:
-    """The method of a recorder's owner; an error in it ends the recording and is noted, and the training goes on."""
+    """Wrap a hook: an error in it is recorded and ends the recording, and the training continues."""
 
     @functools.wraps(method)
     def safe(self: Any, *given: Any, **named: Any) -> Any:
@@ -50,23 +50,23 @@ def guarded(method: F) -> F:
 
 
 class Recorder:
-    """Times the phases of this process's steps. A phase inside another one takes its seconds from it."""
+    """Times the phases of this process's steps. The seconds of a nested phase do not count for the outer phase."""
 
     def __init__(self, folder: str, every: int = 1) -> None:
         self.folder, self.every = folder, max(1, every)
         self.alive, self.error = True, ""
         self.now: Callable[[], float] = time.perf_counter
-        """The clock; on an accelerator it waits for the device first."""
+        """The clock; on an accelerator it waits for the device."""
         self.step = 0
-        """Number of updates so far: the number of the present step, from 0."""
+        """Number of the present step from 0, which is the number of updates so far."""
         self.watching = True
         """Whether the present step is watched."""
         self.owner: Any = None
-        """The hooks that end the steps, where several frameworks are in one process."""
+        """The hooks that end the steps, if a process has several frameworks."""
         self.samples = self.backwards = 0
-        """Samples of the present step; backward passes of all steps."""
+        """Samples of the present step, and backward passes of all steps."""
         self.rows: list[list[float]] = []
-        """Step, start, seconds, then the phases in order; of steps that are not written yet."""
+        """Rows that are not written yet: step, start, seconds, and the phases in order."""
         self.spans: list[dict[str, Any]] = []
         self.facts: dict[str, Any] = {"gc_s": 0.0, "gc_count": 0}
         self._batches: list[int] = []
@@ -84,17 +84,17 @@ class Recorder:
         register_after_fork(self, Recorder._forked)
 
     def _forked(self) -> None:
-        """A process that was forked has a record of its own, and no exit at which Python itself calls `close`."""
+        """Start a new record in a forked process, and close it at exit: Python runs no exit handlers there."""
         self.rows, self.spans, self._pauses, self._begin, self.step, self.backwards = [], [], {}, None, 0, 0
         Finalize(self, self.close, exitpriority=0)
 
     @property
     def inside(self) -> str:
-        """The innermost phase that is open, if one is."""
+        """The innermost open phase; empty without one."""
         return str(self._open[-1][0]) if self._open else ""
 
     def begin(self, phase: str) -> None:
-        """A phase begins."""
+        """Begin a phase."""
         if self.watching and threading.get_ident() == self._thread:
             now = self.now()
             if phase == "backward" and self._after[0] == "forward" and self._after[2] == len(self._open):
@@ -104,13 +104,13 @@ class Recorder:
             self._open.append([phase, now, 0.0])
 
     def end(self, phase: str, moved: float = 0.0, to: str = "") -> None:
-        """The innermost phase ends; `moved` seconds of it were another one's."""
+        """End the innermost phase; `moved` seconds of it count for the phase `to`."""
         if not self.watching or threading.get_ident() != self._thread:
             return
         if not any(found[0] == phase for found in self._open):
             return
         while self._open[-1][0] != phase:
-            self._open.pop()  # an exception left it open
+            self._open.pop()  # left open by an exception
         _, since, inner = self._open.pop()
         now = self.now()
         spent = now - since
@@ -123,7 +123,7 @@ class Recorder:
         self._after = (phase, now, len(self._open))
 
     def boundary(self, counts: bool = True) -> None:
-        """An update ended, and with it the step; it may be one that does not count."""
+        """End the step after an update; the step may be one that does not count."""
         now = self.now() if self.watching else time.perf_counter()
         if self._begin is None:
             self._origin, self._wall, self._thread = now, time.time(), threading.get_ident()
@@ -159,7 +159,7 @@ class Recorder:
         }  # fmt: skip
 
     def flush(self, **more: Any) -> None:
-        """Append what is new to the file of this process."""
+        """Append new rows and spans to the file of this process."""
         self._flushed = time.perf_counter()
         if self._begin is None and not (more and self.backwards):
             return
@@ -170,7 +170,7 @@ class Recorder:
         self.rows, self.spans, self._pauses = [], [], {}
 
     def close(self) -> None:
-        """The final record of the process."""
+        """Write the final record of the process."""
         try:
             if self._collected in gc.callbacks:
                 gc.callbacks.remove(self._collected)
@@ -180,7 +180,7 @@ class Recorder:
             self.give_up(error)
 
     def give_up(self, error: Exception) -> None:
-        """Record nothing any more."""
+        """Stop recording after an error."""
         self.alive = self.watching = False
         self.error = f"{type(error).__name__}: {error}"
 

@@ -66,5 +66,5 @@ def test_no_sample_has_a_number_outside(index: int) -> None:
 
 
 def test_a_shard_with_fewer_samples_than_announced_is_one_clear_error() -> None:
-    with pytest.raises(InputError, match="c ends before its sample 2, announced were 2"):
+    with pytest.raises(InputError, match="c ends before its sample 2, expected 2 samples"):
         ShardedSamples({**COUNTS, "c": 2}, read)[8]

@@ -443,7 +443,7 @@ def test_nobody_to_follow_is_an_error_not_a_hang(tmp_path: Path) -> None:
     hurry = Timeouts(heartbeat_interval=0.05, heartbeat_timeout=0.3, join=0.5)
     member = Member(server, SECRET, peer=Peer("alone", 1, place[0], place[1]), timeouts=hurry)
     member.start(nowhere, first=None)
-    with pytest.raises(TrainingLost, match="nobody who leads"):
+    with pytest.raises(TrainingLost, match="no leader of this job"):
         member.next_view(Report(0))
     member.leave()
 

@@ -18,7 +18,7 @@ __all__ = ["KerasJaxSession"]
 
 
 class KerasJaxSession(JaxSession):
-    """As Keras' guide to custom loops with JAX: `stateless_call`, gradients by JAX, averaged inside shard_map."""
+    """A custom training loop as in Keras' guide for JAX: `stateless_call`, gradients by JAX, averaged in shard_map."""
 
     def build(self) -> Any:
         """A Keras model as a function of its trainable variables."""

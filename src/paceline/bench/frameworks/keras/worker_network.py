@@ -163,7 +163,7 @@ def _entry(network: Plain, *, channels_first: bool) -> Any:
 
 
 class _Own(layers.Layer):
-    """A layer with tensors of its own, by role, in Paceline's layout."""
+    """A layer that holds its tensors by role, in Paceline's layout."""
 
     def __init__(self, layer: Plain) -> None:
         super().__init__()

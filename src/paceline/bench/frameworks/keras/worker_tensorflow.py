@@ -15,7 +15,7 @@ __all__ = ["KerasTensorFlowSession"]
 
 
 class KerasTensorFlowSession(TensorFlowSession):
-    """As Keras' guide to custom loops with TensorFlow: GradientTape around the model, a Keras optimizer."""
+    """A custom training loop as in Keras' guide for TensorFlow: GradientTape around the model, a Keras optimizer."""
 
     def build(self) -> Any:
         """A Keras model, whose variables belong to the strategy's scope."""

@@ -24,7 +24,7 @@ __all__ = ["KerasTorchSession"]
 
 
 class KerasTorchSession(TorchArraySession):
-    """As Keras' guide to custom loops with PyTorch: the model's own parameters, a torch optimizer."""
+    """A custom training loop as in Keras' guide for PyTorch: parameters of the model, a torch optimizer."""
 
     def setup(self) -> None:
         """Join the group, build and wrap the model."""

@@ -42,7 +42,7 @@ class MxnetNetwork(gluon.HybridBlock):
                 self._free_tensors(layer)
 
     def _free_tensors(self, layer: Plain) -> None:
-        """Tensors of layers that have no Gluon block of their own."""
+        """Tensors of layers for which Gluon has no block."""
         if layer["kind"] in ("position_embedding", "type_embedding", "attention"):
             for tensor in layer["tensors"]:
                 free = self.params.get(self._attribute(tensor["name"]), shape=tuple(tensor["shape"]))

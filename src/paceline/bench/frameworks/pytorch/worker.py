@@ -299,7 +299,7 @@ class FsdpSession(TorchSession):
         copy_arrays(tensors, self.twin.named_tensors())
 
     def tensors(self) -> dict[str, Any]:
-        """Whole tensors, gathered."""
+        """Whole tensors, gathered from the shards."""
         tensors = self.net.named_tensors().items()
         whole = {name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in tensors}
         return {name: tensor.detach().cpu().numpy() for name, tensor in whole.items()}

@@ -1,4 +1,4 @@
-"""What every framework with PyTorch tensors shares: files, loss, the equality proof, a session with NumPy input."""
+"""Common code of frameworks with PyTorch tensors: files, loss, proof of equality, a session with NumPy input."""
 
 from __future__ import annotations
 

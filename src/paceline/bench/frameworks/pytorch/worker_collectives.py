@@ -92,9 +92,9 @@ def _overlap(seconds: float) -> dict[str, float]:
 
 
 def _sharing(ranks: int, everything: set[int]) -> list[dict[str, float]]:
-    """By how much a small training step on all ranks at once exceeds what turns on the cores explain.
+    """Ratio of a small training step on all ranks at once to the time that sharing of cores explains.
 
-    On one thread, pinned, and on a thread for each core. Turns alone and together alternate: the machine drifts.
+    Measured on one pinned thread, and on a thread per core. Turns alone and together alternate, because of drift.
     """
     step, cores, pinned = _small_step(), len(everything), os.sched_getaffinity(0)
     counts = sorted({1, cores})

@@ -36,7 +36,7 @@ class EmulatedSession(TorchSession):
             raise MemoryError(f"out of memory: training needs {needed} bytes, the emulated device has {limit:.0f}")
 
     def build(self, network: dict[str, Any]) -> TorchNetwork:
-        """The network's tensors, with waits in place of kernels."""
+        """The network with real tensors, and with timed waits in place of kernels."""
         return EmulatedGraph(network, self.emulation["layers"], clock=self.clock, value=float(self.rank + 1))
 
     def _shard(self, net: TorchNetwork) -> nn.Module:
@@ -45,7 +45,7 @@ class EmulatedSession(TorchSession):
         return super()._shard(net)
 
     def step(self, upto: str) -> None:
-        """One step on the device's clock."""
+        """Run one step by the clock of the emulated device."""
         self.clock.begin_step()
         super().step(upto)
 
@@ -88,7 +88,7 @@ class EmulatedGraph(TorchNetwork):
 
 
 class EmulatedLayer(nn.Module):
-    """One layer: its tensors, and how long it takes."""
+    """One layer: its tensors and its emulated time."""
 
     def __init__(self, layer: dict[str, Any], times: tuple[float, float], clock: DeviceClock, value: float) -> None:
         super().__init__()

@@ -147,7 +147,7 @@ class _Images(data.ImageBatchIter):
     """SINGA's reader with a process that ends with this process."""
 
     def run(self) -> None:
-        """Read, for ever."""
+        """Read batches until the process ends."""
         set_parent_death_signal()
         super().run()
 
@@ -159,7 +159,7 @@ class _Picture:
         self._path = path
 
     def convert(self, _: str) -> Any:
-        """Its pixels."""
+        """The pixels of the image."""
         with open(self._path, "rb") as file:
             return decode_png(file.read())
 

@@ -68,14 +68,14 @@ class BatchNormOperator(autograd.Operator):
         return singa_wrap.Reshape(gradient, self._shape), scale, shift
 
     def _sum(self, rows: Any) -> Any:
-        """By channel, over samples and places."""
+        """The sum per channel over samples and positions."""
         return singa_wrap.Sum(singa_wrap.Reshape(singa_wrap.Sum(rows, 1), self._shape[:2]), 0)
 
     def _mean(self, rows: Any) -> Any:
         return singa_wrap.DivFloat(self._sum(rows), self._count)
 
     def _spread(self, channels: Any) -> Any:
-        """One value for each channel of each sample."""
+        """Broadcast one value per channel to the shape of the input."""
         matrix = singa_wrap.Mult(self._ones, singa_wrap.Reshape(channels, [1, self._shape[1]]))
         return singa_wrap.Reshape(matrix, [self._rows[0]])
 

@@ -141,7 +141,7 @@ def _strategy(job: Job) -> Any:
 
 
 def dataset_from_files(job: Job, rank: int) -> Any:
-    """A tf.data.Dataset of this rank's share, for ever: decode in parallel, batch, prefetch; images channels last."""
+    """An endless tf.data.Dataset of this rank's share: parallel decoding, batches, prefetching; channels last."""
     files = FileSet(job)
     paths, marks = zip(*files.files(), strict=True)
     if files.kind == "cifar":

@@ -60,7 +60,7 @@ class ChiefSession(TensorFlowSession):
         return inputs, targets
 
     def run(self, part: str, batch: Any) -> None:
-        """One step on each worker; they read and update variables through the server, each in its own time."""
+        """One asynchronous step on each worker, which reads and updates variables on the server."""
         step = self.passes["update" if part == "exchange" else part]
         done = [self.coordinator.schedule(step, args=batch) for _ in range(self.ranks)]
         self.coordinator.join()
@@ -69,7 +69,7 @@ class ChiefSession(TensorFlowSession):
         self.waiting.signal()
 
     def sync(self) -> None:
-        """Nothing to wait for: the coordinator has joined."""
+        """No effect, because the coordinator has already waited for all workers."""
 
     def _forward(self, inputs: Any, targets: Any) -> Any:
         return mean_cross_entropy(self.net(inputs), targets)

@@ -118,7 +118,7 @@ def real_time(priority: int = 10) -> bool:
 
 
 def _queued() -> dict[str, tuple[float, int]]:
-    """By communication thread: seconds in the run queue, and number of times it was scheduled."""
+    """For each communication thread: seconds in the run queue, and number of times that it was scheduled."""
     waits = {}
     main = f"/proc/self/task/{os.getpid()}/schedstat"  # its lateness is measured on the device clock
     for path in set(glob.glob("/proc/self/task/*/schedstat")) - {main}:

@@ -1,6 +1,6 @@
-"""Found by every Python process of a watched command through PYTHONPATH: arms it, then runs what it hides.
+"""Installs the hooks of `paceline watch` in every Python process of the watched command, which finds it by PYTHONPATH.
 
-Python runs one `sitecustomize` only; the one that the process would have found without this one runs, too.
+Python runs only one `sitecustomize`, so this module also runs the one that the process would have found without it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def run_hidden() -> None:
-    """Run the `sitecustomize` that this one hides, if there is one."""
+    """Run the `sitecustomize` that this module hides, if there is one."""
     sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != _HERE]
     this = sys.modules.pop("sitecustomize", None)
     with contextlib.suppress(ImportError):
