@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _MARK = ".tmp-"
 _KEPT_NAME = 120
 """Bytes of a file's name in that of its temporary file, so that a long name does not become too long."""
+_DIGITS = 10
+"""Of the number of a process there are fewer: Linux has at most 4,194,304 of them."""
 
 
 def atomic_write(path: Path, content: Content, *, durable: bool = True, previous: Path | None = None) -> None:
@@ -176,7 +178,7 @@ def _owner() -> str:
 def _owner_is_gone(name: str) -> bool:
     """Whether a name such as `run.tmp-HOST-PID-RANDOM` belongs to a process of this host that no longer runs."""
     host, _, rest = name.rpartition(_MARK)[2].rpartition("-")[0].rpartition("-")
-    if host != socket.gethostname() or not rest.isdigit():
+    if host != socket.gethostname() or not (rest.isdecimal() and len(rest) < _DIGITS):
         return False
     try:
         os.kill(int(rest), 0)

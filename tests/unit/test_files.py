@@ -159,6 +159,12 @@ def test_only_what_dead_processes_of_this_host_left_is_removed(tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 
+@pytest.mark.parametrize("number", ["\u00b2", "9" * 20, "4294967296", "0", ""])
+def test_a_name_with_what_is_no_number_of_a_process_is_left_alone(tmp_path: Path, number: str) -> None:
+    (tmp_path / f"run.tmp-{socket.gethostname()}-{number}-x").touch()
+    assert remove_abandoned(tmp_path) == 0
+
+
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_directory_is_synchronised_with_all_that_it_holds_before_its_name_appears(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
