@@ -29,6 +29,7 @@ from pydantic import ValidationError
 from paceline import variables
 from paceline.errors import StoreError
 from paceline.files import atomic_directory, atomic_write, read_regular, remove_abandoned
+from paceline.measurements.facts import check_facts
 from paceline.measurements.integrity import (
     NOTES,
     SEALED_SINCE,
@@ -221,6 +222,7 @@ def _loaded(folder: Path) -> StoredRun:
         run = _parse(content["run.json"])
         if run.schema_version >= SEALED_SINCE:  # older cases have other fields
             check_case(run)
+        check_facts(run.facts)
     except ValueError as error:
         raise DamagedData(Damage(folder.name, "run.json", str(error))) from None
     if run.id != folder.name:

@@ -77,6 +77,9 @@ def profile_from(launches: Launches, rows: list[Row], *, jitter: float) -> Profi
             hint=WATCH if run.is_observed else "run it with phase_steps above 0 in the protocol",
         )
     passes = {name: median(p[name] for p in launches.passes if name in p) for name in launches.passes[0]}
+    missing = sorted({"forward", "compute", *(("resident", "full") if run.is_observed else ())} - set(passes))
+    if missing:
+        raise Unsupported(f"{run.id} has no pass {missing[0]!r}, which a profile needs")
     clean = median(launches.steps)
     update = max(0.0, clean - passes["compute"] if not run.is_observed else _own_update(passes, clean))
     forward, backward = _halves(rows, passes)
