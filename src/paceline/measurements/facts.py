@@ -98,6 +98,7 @@ class _Facts(_Known):
     tokens_per_s: Number | None = None
     tokens_per_step: Number = 0.0
     mfu: Number | None = None
+    peak_memory_bytes: Number | None = None
     devices: Count = 1
     files: list[str] = Field(default_factory=list)
     collectives: list[_Collective] = Field(default_factory=list)

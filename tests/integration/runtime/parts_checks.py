@@ -5,12 +5,15 @@ Prints what each check raised as JSON.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
+import socket
 import sys
 import threading
 import traceback
+import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -44,6 +47,7 @@ from paceline.runtime.group.wire import Broken, Wire
 from paceline.runtime.groups import SyncedGroups, planned
 from paceline.runtime.large.recipe import LargeBatch
 from paceline.runtime.members import rendezvous
+from paceline.runtime.observe.recorder import _endpoint
 from paceline.runtime.samples import Attempt, Position
 from paceline.runtime.syncer import held
 from paceline.runtime.syncer.client import GroupMembership, SyncerClient, group_membership
@@ -973,6 +977,23 @@ def check_settings_that_make_no_sense_are_refused() -> None:
 
 
 LONG = "s" * 16
+
+
+def check_silent_callers_keep_nobody_from_the_metrics() -> None:
+    endpoint = _endpoint(0)
+    assert endpoint is not None
+    address = ("127.0.0.1", endpoint.server_address[1])
+    silent = [socket.create_connection(address, timeout=60) for _ in range(60)]
+    for one in silent:
+        one.sendall(b"GET /metr")
+    with urllib.request.urlopen(f"http://127.0.0.1:{address[1]}/line.json", timeout=60) as answer:
+        assert answer.read() == b"{}", "sixty callers have five seconds each"
+    with contextlib.suppress(ConnectionError):
+        assert silent[0].recv(1) == b"", "the oldest made room"
+    for one in silent:
+        one.close()
+    endpoint.shutdown()
+    endpoint.server_close()
 
 
 def check_what_a_launcher_left_in_the_environment() -> None:
