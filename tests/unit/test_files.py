@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import stat
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.files import atomic_directory, atomic_write, remove_abandoned, write_output
+from paceline.files import atomic_directory, atomic_write, read_regular, remove_abandoned, write_output
 from tests.power import Power, PowerCut
 
 
@@ -182,3 +183,25 @@ def test_a_directory_is_synchronised_with_all_that_it_holds_before_its_name_appe
         [("a", False), ("b", False), ("inner", False), (folder.name, False)] if durable else []
     )
     assert seen[-1:] == ([(tmp_path.name, True)] if durable else [])
+
+
+@pytest.mark.parametrize("tail", [None, 10])
+def test_an_error_while_reading_names_the_file(tail: int | None) -> None:
+    with pytest.raises(OSError, match="/proc/self/mem"):
+        read_regular(Path("/proc/self/mem"), tail=tail)
+
+
+def test_what_would_be_waited_for_is_an_error_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "messages"
+    path.touch()
+
+    class Silent(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes | None:  # type: ignore[override]
+            return None
+
+    monkeypatch.setattr(os, "fdopen", lambda handle, mode: os.close(handle) or Silent())
+    monkeypatch.setattr(os, "fstat", lambda handle: path.stat())
+    with pytest.raises(BlockingIOError, match="messages"):
+        read_regular(path)
