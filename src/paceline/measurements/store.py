@@ -145,7 +145,9 @@ class Store:
 
     def read_all(self, *, study: str | None = None, campaign: str | None = None) -> list[Run]:
         """Headers of all sound runs of a study or campaign, oldest first."""
-        runs = with_drift([item.run for item in self.load_sound(self.names(campaign=campaign))])
+        found = [item.run for item in self.load_sound(self.names(campaign=campaign))]
+        # The name of a campaign may go on like that of a run of another one.
+        runs = with_drift([run for run in found if campaign is None or run.campaign == campaign])
         return sorted((r for r in runs if study is None or r.study == study), key=lambda r: (r.started_at, r.id))
 
     def read_campaign(self, path: Path) -> tuple[dict[str, Any], bool]:
