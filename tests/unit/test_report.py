@@ -121,6 +121,17 @@ def test_hostile_names_stay_text_everywhere(tmp_path, name):
     assert not file_name(name).startswith(".")
 
 
+def test_a_page_and_a_table_hold_no_characters_that_steer_a_terminal_or_turn_text_around(tmp_path):
+    name = "a\x1b]0;b\x07\u202ec"
+    store = write(tmp_path / "results", [Made(ranks=1, host=name), Made(ranks=2, strategy={"name": name})], title=name)
+    explanation = explain_campaign(store, "made-1")
+    page, table = render_page(explanation), markdown_report(explanation)
+    data = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page, re.DOTALL).group(1)
+    shown = page.split("</style>")[1].split("<script")[0]
+    assert not {"\x1b", "\x07", "\u202e"} & set(shown + table + json.dumps(json.loads(data), ensure_ascii=False))
+    assert r"a\x1b]0;b\x07\u202ec" in shown
+
+
 def test_names_are_neither_colours_nor_blanks_of_a_template():
     names = ["@forward", "@nobody", "%{x}", "a@b", "5 %"]
     assert [plot_text(name) for name in names] == ["&#64;forward", "&#64;nobody", "&#37;{x}", "a@b", "5 %"]
