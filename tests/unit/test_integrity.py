@@ -71,6 +71,8 @@ def test_sha256sum_checks_a_run(store: Store) -> None:
     assert done.stdout.count(": OK") == 3
 
 
+MACHINE = {"host": "h", "cpu": "c", "cores": 2, "memory_bytes": 1, "os": "o", "kernel": "k", "python": "3",
+           "paceline": "0"}  # fmt: skip
 REPLAY = {
     "measured_s": 1.2, "replayed_s": 1.1, "ideal_s": 1.0, "num_steps": 4, "by_stage": {"0": 1.1}, "by_rank": {"0": 1.1},
     "by_dp_rank": {"0": 1.1}, "by_kind": {"forward-compute": 1.1}, "blame": None,
@@ -110,6 +112,7 @@ def test_what_is_sound_is_not_called_damaged(store: Store) -> None:
     *(({"outcome": "failed", "failure": {**FAILURE, name: 2**40}}, name) for name in ("rank", "exit_code")),
     ({"case": {}}, "case.network"), ({"case": {"network": {}, "cluster": {}, "strategy": {}}}, "case.cluster"),
     ({"ranks": 5}, "devices of its case"),
+    *(({"machine": {**MACHINE, name: -1}}, f"machine.{name}") for name in ("cores", "threads", "memory_bytes")),
     ({"timers": {"step": -1.0}}, "timers"), ({"dilation": 0.0}, "dilation"), ({"launch": -1}, "launch"),
     *(({"facts": {name: value}}, f"facts.{name}") for name in ("tokens_per_s", "mfu", "devices", "gc_share", "overlap")
       for value in ("x", -1, [1], {"a": 1}, 10**40)),
