@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import json
 import os
 import socket
+import socketserver
 import sys
 import threading
+import time
 import traceback
 import urllib.request
 import warnings
@@ -992,6 +995,27 @@ def check_silent_callers_keep_nobody_from_the_metrics() -> None:
         assert silent[0].recv(1) == b"", "the oldest made room"
     for one in silent:
         one.close()
+    endpoint.shutdown()
+    endpoint.server_close()
+
+
+def check_a_rank_without_descriptors_does_not_spin_for_its_metrics() -> None:
+    calls: list[float] = []
+
+    def fail(server: Any) -> Any:
+        calls.append(0.0)
+        raise OSError(errno.EMFILE, "no descriptors")
+
+    before = socketserver.TCPServer.get_request
+    socketserver.TCPServer.get_request = fail  # type: ignore[method-assign]
+    try:
+        endpoint = _endpoint(0)
+        assert endpoint is not None
+        with socket.create_connection(("127.0.0.1", endpoint.server_address[1]), timeout=60):
+            time.sleep(0.5)
+            assert len(calls) <= 100, "it pauses between two attempts"
+    finally:
+        socketserver.TCPServer.get_request = before  # type: ignore[method-assign]
     endpoint.shutdown()
     endpoint.server_close()
 
