@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _MARK = ".tmp-"
 _KEPT_NAME = 120
 """Bytes of a file's name in that of its temporary file, so that a long name does not become too long."""
+_DIGITS = 10
+"""Of the number of a process there are fewer: Linux has at most 4,194,304 of them."""
 
 
 def atomic_write(path: Path, content: Content, *, durable: bool = True, previous: Path | None = None) -> None:
@@ -109,12 +111,18 @@ def read_regular(path: Path, *, most: int | None = None, follow: bool = False, t
             raise OSError(errno.ELOOP, "a symbolic link, expected a file", str(path)) from None
         raise
     with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        if tail is not None:
-            file.seek(max(0, os.fstat(handle).st_size - tail))
-            return file.read(tail)
-        return file.read() if most is None else file.read(most)
+        try:
+            if tail is not None:
+                file.seek(max(0, found.st_size - tail))
+            content: bytes | None = file.read(tail if tail is not None else -1 if most is None else most)
+        except OSError as error:  # of a disk that fails, which says no name
+            raise OSError(error.errno, error.strerror, str(path)) from None
+    if content is None:  # what the kernel shows as a file may have nothing to say yet
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
+    return content
 
 
 @contextlib.contextmanager
@@ -176,7 +184,7 @@ def _owner() -> str:
 def _owner_is_gone(name: str) -> bool:
     """Whether a name such as `run.tmp-HOST-PID-RANDOM` belongs to a process of this host that no longer runs."""
     host, _, rest = name.rpartition(_MARK)[2].rpartition("-")[0].rpartition("-")
-    if host != socket.gethostname() or not rest.isdigit():
+    if host != socket.gethostname() or not (rest.isdecimal() and len(rest) < _DIGITS):
         return False
     try:
         os.kill(int(rest), 0)

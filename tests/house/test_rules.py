@@ -72,7 +72,7 @@ def test_functions_are_short() -> None:
                 length = body[-1].end_lineno - body[0].lineno + 1 if body else 0
                 if length > 45:
                     yield f"{node.name} has {length} lines"
-                if node.name.startswith("get_") and node.name != "get_command":
+                if node.name.startswith("get_") and node.name not in ("get_command", "get_request"):  # of libraries
                     yield f"{node.name} starts with get_"
 
     assert complaints(rule) == []

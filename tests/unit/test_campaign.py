@@ -68,6 +68,8 @@ def test_the_loop_counts_what_results_count(tmp_path: Path, monkeypatch: pytest.
     assert [key.drift_limit for key in asked] == [0.02] * 4
     assert [key.probe_s for key in asked] == [1.0] * 4
     assert list(loop.run_campaign(campaign, store)) == []  # nothing is left to resume
+    (store.runs / "demo-1-abc-\u00b2").mkdir()
+    assert list(loop.run_campaign(campaign, store)) == [], "what somebody else put there is no launch"
 
 
 def test_the_number_of_launches_that_was_fixed_has_no_pilot(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import stat
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.files import atomic_directory, atomic_write, remove_abandoned, write_output
+from paceline.files import atomic_directory, atomic_write, read_regular, remove_abandoned, write_output
 from tests.power import Power, PowerCut
 
 
@@ -159,6 +160,12 @@ def test_only_what_dead_processes_of_this_host_left_is_removed(tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 
+@pytest.mark.parametrize("number", ["\u00b2", "9" * 20, "4294967296", "0", ""])
+def test_a_name_with_what_is_no_number_of_a_process_is_left_alone(tmp_path: Path, number: str) -> None:
+    (tmp_path / f"run.tmp-{socket.gethostname()}-{number}-x").touch()
+    assert remove_abandoned(tmp_path) == 0
+
+
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_directory_is_synchronised_with_all_that_it_holds_before_its_name_appears(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
@@ -176,3 +183,25 @@ def test_a_directory_is_synchronised_with_all_that_it_holds_before_its_name_appe
         [("a", False), ("b", False), ("inner", False), (folder.name, False)] if durable else []
     )
     assert seen[-1:] == ([(tmp_path.name, True)] if durable else [])
+
+
+@pytest.mark.parametrize("tail", [None, 10])
+def test_an_error_while_reading_names_the_file(tail: int | None) -> None:
+    with pytest.raises(OSError, match="/proc/self/mem"):
+        read_regular(Path("/proc/self/mem"), tail=tail)
+
+
+def test_what_would_be_waited_for_is_an_error_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "messages"
+    path.touch()
+
+    class Silent(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes | None:  # type: ignore[override]
+            return None
+
+    monkeypatch.setattr(os, "fdopen", lambda handle, mode: os.close(handle) or Silent())
+    monkeypatch.setattr(os, "fstat", lambda handle: path.stat())
+    with pytest.raises(BlockingIOError, match="messages"):
+        read_regular(path)

@@ -205,6 +205,8 @@ QUESTION = ("--network", "lenet", "--cluster", "dgx-1", "--batch", "8")
     ("predict", *QUESTION, "--knee", "nan"), ("predict", *QUESTION, "--knee", "inf"),
     ("predict", *QUESTION[:-1], "9" * 30), ("predict", *QUESTION[:-1], "-1"), ("predict", *QUESTION[:-1], "nan"),
     ("predict", *QUESTION, "--devices", "1e3"), ("predict", *QUESTION, "--devices", "99999999999"),
+    ("predict", *QUESTION, "--devices", "\u00b2"), ("predict", *QUESTION, "--devices", "9" * 5000),
+    ("whatif", *QUESTION, "batch=\u00b2"), ("whatif", *QUESTION, f"batch={'9' * 5000}"),
     ("plan", "--network", "lenet", "--cluster", "mixed-lab", "--global-batch", "9" * 30),
     ("compare", "a=1", "b=2", "--confidence", "nan"),
     ("bench-collectives", "--seconds", "nan"), ("transformer", "--hidden", "9" * 30),

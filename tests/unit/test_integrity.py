@@ -71,6 +71,12 @@ def test_sha256sum_checks_a_run(store: Store) -> None:
     assert done.stdout.count(": OK") == 3
 
 
+MACHINE = {"host": "h", "cpu": "c", "cores": 2, "memory_bytes": 1, "os": "o", "kernel": "k", "python": "3",
+           "paceline": "0"}  # fmt: skip
+REPLAY = {
+    "measured_s": 1.2, "replayed_s": 1.1, "ideal_s": 1.0, "num_steps": 4, "by_stage": {"0": 1.1}, "by_rank": {"0": 1.1},
+    "by_dp_rank": {"0": 1.1}, "by_kind": {"forward-compute": 1.1}, "blame": None,
+}  # fmt: skip
 READING = (
     ("show",), ("show", "--list"), ("report", "made", "-o", "page.html"), ("explain",), ("query", "FROM launches"),
     ("compare", "ranks=2", "ranks=1"), ("export", "made", "--to", "csv", "-o", "out.csv"),
@@ -106,7 +112,17 @@ def test_what_is_sound_is_not_called_damaged(store: Store) -> None:
     *(({"outcome": "failed", "failure": {**FAILURE, name: 2**40}}, name) for name in ("rank", "exit_code")),
     ({"case": {}}, "case.network"), ({"case": {"network": {}, "cluster": {}, "strategy": {}}}, "case.cluster"),
     ({"ranks": 5}, "devices of its case"),
+    *(({"machine": {**MACHINE, name: -1}}, f"machine.{name}") for name in ("cores", "threads", "memory_bytes")),
     ({"timers": {"step": -1.0}}, "timers"), ({"dilation": 0.0}, "dilation"), ({"launch": -1}, "launch"),
+    *(({"facts": {name: value}}, f"facts.{name}") for name in ("tokens_per_s", "mfu", "devices", "gc_share", "overlap")
+      for value in ("x", -1, [1], {"a": 1}, 10**40)),
+    *(({"facts": {name: value}}, f"facts.{name}") for name in ("collectives", "sharing", "files", "hosts", "gc_steps")
+      for value in ("x", 1, [1], [None], {"a": 1})),
+    *(({"facts": {name: value}}, f"facts.{name}") for name in ("replay", "host", "ddp") for value in ("x", 1, [1])),
+    ({"facts": {"replay": {}}}, "facts.replay.measured_s"), ({"facts": {"any": float("nan")}}, "facts: a number"),
+    ({"facts": {"replay": {**REPLAY, "blame": ["stage", "9"]}}}, "blame"),
+    ({"facts": {"replay": {**REPLAY, "blame": ["micro-batches", "x"]}}}, "replay"),
+    ({"facts": {"replay": {**REPLAY, "slow_steps": [3]}}}, "how long the cause acts"),
 ])  # fmt: skip
 def test_values_out_of_their_domain_are_refused_even_with_checksums(
     store: Store, change: dict[str, Any], words: str
@@ -115,6 +131,19 @@ def test_values_out_of_their_domain_are_refused_even_with_checksums(
     with pytest.raises(DamagedData, match=words):
         store.read(BAD)
     assert len(store.read_all()) == 5
+
+
+@pytest.mark.parametrize("facts", [{}, {"replay": {**REPLAY, "blame": ["stage", "0"]}}, {"own": [None, "x", 1e99]}])
+def test_facts_that_readers_use_or_only_show_are_read(store: Store, facts: dict[str, Any]) -> None:
+    edit(store.runs / BAD / "run.json", facts=facts)
+    assert store.read(BAD).facts == facts
+
+
+def test_a_run_that_is_said_to_be_watched_and_lacks_its_passes_is_explained(store: Store) -> None:
+    for name in store.names():
+        edit(store.runs / name / "run.json", launcher="watch")
+    done = run(store, "explain")
+    assert done.exit_code == 0, done.exception
 
 
 @pytest.mark.parametrize(("column", "value"), [

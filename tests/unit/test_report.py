@@ -21,9 +21,10 @@ from paceline.measurements.summary import Interval
 from paceline.measurements.tables import throughputs_where
 from paceline.report.documents import explanation_document, results_document
 from paceline.report.exports import EXPORTS, export, markdown_report
-from paceline.report.figures import error_bars, log_ticks, new_figure
-from paceline.report.figures.campaign import phase_bars, waterfall
+from paceline.report.figures import error_bars, log_ticks, new_figure, plot_text
+from paceline.report.figures.campaign import launch_points, phase_bars, waterfall
 from paceline.report.html import render_page
+from paceline.report.plots import _light_colours, _painted
 from paceline.report.tables import gap_table, what_if_table
 from paceline.report.terminal.campaign import explanation_lines, show_results
 from paceline.report.words import file_name, percent_half
@@ -118,6 +119,24 @@ def test_hostile_names_stay_text_everywhere(tmp_path, name):
     assert all(tmp_path.resolve() in path.parents for path in written)
     assert "/" not in file_name(name)
     assert not file_name(name).startswith(".")
+
+
+def test_a_page_and_a_table_hold_no_characters_that_steer_a_terminal_or_turn_text_around(tmp_path):
+    name = "a\x1b]0;b\x07\u202ec"
+    store = write(tmp_path / "results", [Made(ranks=1, host=name), Made(ranks=2, strategy={"name": name})], title=name)
+    explanation = explain_campaign(store, "made-1")
+    page, table = render_page(explanation), markdown_report(explanation)
+    data = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page, re.DOTALL).group(1)
+    shown = page.split("</style>")[1].split("<script")[0]
+    assert not {"\x1b", "\x07", "\u202e"} & set(shown + table + json.dumps(json.loads(data), ensure_ascii=False))
+    assert r"a\x1b]0;b\x07\u202ec" in shown
+
+
+def test_names_are_neither_colours_nor_blanks_of_a_template():
+    names = ["@forward", "@nobody", "%{x}", "a@b", "5 %"]
+    assert [plot_text(name) for name in names] == ["&#64;forward", "&#64;nobody", "&#37;{x}", "a@b", "5 %"]
+    figure = launch_points([[1.0, 2.0], [2.0, 3.0]], ("@nobody", "@forward"))
+    assert {trace["x"][0] for trace in _painted(figure["data"], _light_colours())} == {"&#64;nobody", "&#64;forward"}
 
 
 def test_identifiers_of_cases_lead_out_of_no_folder_and_texts_are_no_formulas(tmp_path):

@@ -144,6 +144,16 @@ def test_settings_of_the_connection_are_final(store: Store) -> None:
     assert found == {"enable_external_access": "false", "lock_configuration": "true"}
 
 
+def test_a_query_without_an_end_takes_a_bounded_part_of_the_memory(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sql, "MAX_MEMORY", 64 << 20)
+    assert ask(store, "SELECT current_setting('memory_limit') AS most").to_pylist() == [{"most": "64.0 MiB"}]
+    endless = "WITH RECURSIVE r AS (SELECT 1 AS a UNION ALL SELECT b FROM r, range(1000) t(b)) SELECT max(a) FROM r"
+    with pytest.raises(InputError, match="the query failed: Out of Memory"):
+        ask(store, endless)
+
+
 @pytest.mark.parametrize("query", ["DESCRIBE runs", "FROM launches", "WITH a AS (SELECT 1) FROM a", "SUMMARIZE steps"])
 def test_whatever_only_reads_is_answered(store: Store, query: str) -> None:
     assert ask(store, query).num_rows > 0

@@ -191,3 +191,12 @@ def test_what_the_living_write_is_not_cleaned(tmp_path: Path) -> None:
         folder.mkdir()
     assert store.clean() == 1
     assert sorted(path.name for path in (tmp_path / "tmp").iterdir()) == sorted([mine.name, elsewhere.name])
+
+
+def test_a_campaign_whose_name_begins_like_another_one_keeps_its_runs_to_itself(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for campaign in ("demo-1", "demo-1-abc"):
+        store.write(RunData(make_run(f"{campaign}-abc-000", campaign=campaign), make_steps()))
+    assert [run.id for run in store.read_all(campaign="demo-1")] == ["demo-1-abc-000"]
+    assert [run.id for run in store.read_all(campaign="demo-1-abc")] == ["demo-1-abc-abc-000"]
+    assert len(store.read_all()) == 2

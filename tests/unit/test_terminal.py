@@ -8,13 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from paceline.bench.campaign import LaunchFinished
 from paceline.cli import main
 from paceline.errors import EnvironmentFailed
+from paceline.measurements.run import Failure
 from paceline.report import plots
 from paceline.report.tables import make_table
 from paceline.report.terminal import print_table
+from paceline.report.terminal.progress import Display
+from paceline.spec.study import Protocol
 from tests.conftest import Command
 from tests.made import Made, write
+from tests.unit.test_store import make_run
 
 ROWS = [["resnet20 tensorflow/parameter_server, batch 16 x 2 ranks", "1,234.5", "± 12.3 %", "a few words of evidence"]]
 COLUMNS = ["case", ">samples/s", ">95 %", "evidence"]
@@ -173,3 +178,13 @@ def test_the_shell_completes_names(paceline: Command, words: str, name: str) -> 
     count = str(len(words.split()))
     paceline.env |= {"_PACELINE_COMPLETE": "bash_complete", "COMP_WORDS": f"paceline {words}", "COMP_CWORD": count}
     assert f"plain,{name}" in paceline().splitlines()
+
+
+def test_failures_and_names_give_the_terminal_no_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    failure = Failure(phase="measure", reason="crash", message="ValueError: \x1b]0;owned\x07 [red]")
+    run = make_run("demo-1-abc-000", network="\x9b31mlenet", outcome="failed", failure=failure)
+    Display().follow([LaunchFinished(run)], Protocol(), ())
+    said = capsys.readouterr().err
+    assert r"ValueError: \x1b]0;owned\x07 [red]" in said
+    assert r"\x9b31mlenet" in said
+    assert said.replace("\n", "").isprintable()

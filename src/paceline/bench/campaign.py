@@ -201,7 +201,7 @@ class _Progress:
             self.add(run)
         for name in store.names(campaign=campaign.id):
             case_id, _, number = name.removeprefix(f"{campaign.id}-").rpartition("-")
-            if case_id in self._by_case and number.isdigit():
+            if case_id in self._by_case and number.isdecimal():
                 state = self._by_case[case_id]
                 state.numbered = max(state.numbered, int(number) + 1)
 

@@ -19,7 +19,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["VERSION", "Keys", "Login", "Opening", "Refused", "greet_caller", "greet_listener"]
+__all__ = ["MAX_FIELD", "VERSION", "Keys", "Login", "Opening", "Refused", "greet_caller", "greet_listener"]
 
 VERSION = 5
 """Version of handshake, frames and messages together; processes of different versions refuse each other."""

@@ -178,7 +178,7 @@ def place_options(verb: Callable[..., None]) -> Callable[..., None]:
 def counts_of(text: str, option: str, *, noun: str = "devices") -> tuple[int, ...]:
     """`1,2,4` as numbers of devices or ranks."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdigit() and 1 <= int(part) <= 10**6 for part in parts):
+    if not parts or not all(part.isdecimal() and len(part) < 10 and 1 <= int(part) <= 10**6 for part in parts):
         raise InputError(f"{option} {text}: expected numbers of {noun}", hint=f"for example {option} 1,2,4,8")
     return tuple(int(part) for part in parts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import ssl
@@ -47,7 +48,7 @@ def _report(watch: Watch, total_steps: int, every_s: float, ended: threading.Eve
             status["metrics"] = [{"name": "step_seconds", "value": f"{step_s:.6g}"}]
         try:
             _post({"trainerStatus": status})
-        except (OSError, ValueError, KeyError) as error:  # training continues
+        except (OSError, ValueError, KeyError, http.client.HTTPException) as error:  # training continues
             warnings.warn(f"paceline: the status of the TrainJob is not updated: {error}", stacklevel=1)
 
 
@@ -56,4 +57,12 @@ def _post(document: dict[str, object]) -> None:
         headers = {"Authorization": f"Bearer {file.read().strip()}", "Content-Type": "application/json"}
     request = urllib.request.Request(os.environ[URL], json.dumps(document).encode(), headers, method="POST")
     trusted = ssl.create_default_context(cafile=os.environ.get(CERTIFICATE))
-    urllib.request.urlopen(request, timeout=5, context=trusted).close()
+    secured = urllib.request.HTTPSHandler(context=trusted)
+    urllib.request.build_opener(secured, _StaysHere()).open(request, timeout=5).close()
+
+
+class _StaysHere(urllib.request.HTTPRedirectHandler):
+    """Follows no redirection, which would carry the token to another server."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Nothing is asked for elsewhere: the redirection is an error."""

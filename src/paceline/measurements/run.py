@@ -136,15 +136,15 @@ class Machine(SpecModel):
 
     host: str
     cpu: str
-    cores: int
-    memory_bytes: int
+    cores: Count
+    memory_bytes: Annotated[int, Field(ge=0, le=2**62)]
     os: str
     kernel: str
     python: str
     paceline: str
     versions: dict[str, str] = Field(default_factory=dict)
     """Versions of framework packages in the measured process."""
-    threads: int | None = None
+    threads: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     """Compute threads of each rank."""
     checks: tuple[Check, ...] = ()
     """Results of `paceline doctor` before the study."""

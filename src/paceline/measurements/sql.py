@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -124,7 +125,7 @@ def open_views(store: Store, runs: Sequence[str] | None = None) -> Iterator[duck
 
 
 def _fill(connection: duckdb.DuckDBPyConnection, stored: Sequence[StoredRun]) -> None:
-    for setting in _SETTINGS:
+    for setting in (*_SETTINGS, f"memory_limit = '{_memory()}B'"):
         with contextlib.suppress(duckdb.InvalidInputException):  # a notebook without widgets has no progress bar
             connection.execute(f"SET {setting}")
     connection.register("stored_runs", _headers(with_drift([item.run for item in stored])))
@@ -134,6 +135,11 @@ def _fill(connection: duckdb.DuckDBPyConnection, stored: Sequence[StoredRun]) ->
         connection.execute(view)
     for lock in _LOCKS:
         connection.execute(f"SET {lock}")
+
+
+def _memory() -> int:
+    """Bytes that a query may take: a recursion without an end takes all that it is given."""
+    return min(MAX_MEMORY, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
 
 
 _SETTINGS = ("enable_progress_bar = false", "TimeZone = 'UTC'")
@@ -218,6 +224,8 @@ def _computed(connection: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
 
 MAX_ROWS = 1_000_000
 """Rows of an answer, above which it is refused."""
+MAX_MEMORY = 4 << 30
+"""Bytes for the intermediate results of a query, above which it is refused."""
 MAX_BYTES = 1 << 29
 """Bytes of an answer, above which it is refused: its rows take several times as much."""
 

@@ -29,6 +29,7 @@ from pydantic import ValidationError
 from paceline import variables
 from paceline.errors import StoreError
 from paceline.files import atomic_directory, atomic_write, read_regular, remove_abandoned
+from paceline.measurements.facts import check_facts
 from paceline.measurements.integrity import (
     NOTES,
     SEALED_SINCE,
@@ -144,7 +145,9 @@ class Store:
 
     def read_all(self, *, study: str | None = None, campaign: str | None = None) -> list[Run]:
         """Headers of all sound runs of a study or campaign, oldest first."""
-        runs = with_drift([item.run for item in self.load_sound(self.names(campaign=campaign))])
+        found = [item.run for item in self.load_sound(self.names(campaign=campaign))]
+        # The name of a campaign may go on like that of a run of another one.
+        runs = with_drift([run for run in found if campaign is None or run.campaign == campaign])
         return sorted((r for r in runs if study is None or r.study == study), key=lambda r: (r.started_at, r.id))
 
     def read_campaign(self, path: Path) -> tuple[dict[str, Any], bool]:
@@ -221,6 +224,7 @@ def _loaded(folder: Path) -> StoredRun:
         run = _parse(content["run.json"])
         if run.schema_version >= SEALED_SINCE:  # older cases have other fields
             check_case(run)
+        check_facts(run.facts)
     except ValueError as error:
         raise DamagedData(Damage(folder.name, "run.json", str(error))) from None
     if run.id != folder.name:

@@ -61,8 +61,8 @@ def _full(key: str) -> str:
 
 def _changed(question: Question, part: str, field: str, *, value: str) -> Question:
     if part == "batch":
-        if not value.isdigit() or int(value) < 1:
-            raise InputError(f"batch={value}: expected a whole number of at least 1")
+        if not (value.isdecimal() and len(value) <= 10 and 1 <= int(value) < 2**31):
+            raise InputError(f"batch={value[:40]}: expected a whole number from 1 to {2**31 - 1}")
         return replace(question, batch=int(value), assumed=False)
     if part == "framework":
         return replace(question, framework=catalog.framework(value))

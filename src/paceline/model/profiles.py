@@ -10,6 +10,7 @@ from itertools import pairwise
 from statistics import median, median_low
 
 import numpy as np
+from pydantic import ValidationError
 
 from paceline.errors import Unsupported
 from paceline.measurements.profile import Profile, ProfiledHost, ProfiledLayer
@@ -76,7 +77,22 @@ def profile_from(launches: Launches, rows: list[Row], *, jitter: float) -> Profi
             f"{run.network} on {run.framework} has no spans of its layers",
             hint=WATCH if run.is_observed else "run it with phase_steps above 0 in the protocol",
         )
+    try:
+        return _profile(launches, rows, jitter)
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        raise Unsupported(f"the layers of {run.id} make no profile: {what}", hint=WATCH) from None
+    except ZeroDivisionError:
+        raise Unsupported(f"the layers of {run.id} make no profile: they took no time", hint=WATCH) from None
+
+
+def _profile(launches: Launches, rows: list[Row], jitter: float) -> Profile:
+    run = launches.first
     passes = {name: median(p[name] for p in launches.passes if name in p) for name in launches.passes[0]}
+    missing = sorted({"forward", "compute", *(("resident", "full") if run.is_observed else ())} - set(passes))
+    if missing:
+        raise Unsupported(f"{run.id} has no pass {missing[0]!r}, which a profile needs")
     clean = median(launches.steps)
     update = max(0.0, clean - passes["compute"] if not run.is_observed else _own_update(passes, clean))
     forward, backward = _halves(rows, passes)

@@ -22,7 +22,7 @@ import pyarrow.parquet
 from paceline.errors import InputError, UnknownName
 from paceline.explain.cases.step import measured_step, predicted_step
 from paceline.explain.explanation import CaseExplanation, Explanation
-from paceline.files import write_output
+from paceline.files import printable, write_output
 from paceline.measurements.run import Span
 from paceline.measurements.store import Store
 from paceline.measurements.tables import launch_table
@@ -185,7 +185,7 @@ def markdown_lines(table: Table) -> list[str]:
 
 def plain_markdown(text: str) -> str:
     """Text with escaped tags, links, cell separators and line breaks."""
-    one_line = " ".join(html.escape(text, quote=False).split())
+    one_line = printable(" ".join(html.escape(text, quote=False).split()))
     return re.sub(r"([\\`*_{}\[\]()#|!~])", r"\\\1", one_line)
 
 

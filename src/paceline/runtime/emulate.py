@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from paceline import variables
 from paceline.bench.virtual.devices.clock import DeviceClock, exact_timers
+from paceline.errors import InputError
 
 __all__ = ["Emulated", "emulate", "emulate_as_told", "emulated_device"]
 
@@ -105,6 +106,10 @@ def emulated_device(emulation: dict[str, Any], batch: int, *, seed: int) -> Emul
 def emulate_as_told(model: nn.Module, global_batch: int) -> None:
     """Emulate the device that the launcher has set, if any; its times hold for the global batch."""
     text = os.environ.get(variables.EMULATION)
-    device = emulated_device(json.loads(text), global_batch, seed=os.getpid()) if text else None
+    try:
+        device = emulated_device(json.loads(text), global_batch, seed=os.getpid()) if text else None
+    except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
+        what = f"{variables.EMULATION} describes no device: {type(error).__name__}: {error}"
+        raise InputError(what, hint="`paceline train` sets it on emulated clusters") from None
     if device is not None:
         emulate(model, device)

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -30,7 +31,7 @@ from paceline.runtime.auto.regroup import (
 )
 from paceline.runtime.group.session import RankGroup
 from paceline.runtime.members.member import Member
-from paceline.runtime.members.rendezvous import LaunchContext, launch_context, meet, only_mpi_knows
+from paceline.runtime.members.rendezvous import LaunchContext, launch_context, meet, number_of, only_mpi_knows
 from paceline.runtime.samples import Position, advance, even_part, step_size
 from paceline.runtime.settings import Settings
 from paceline.runtime.syncer.client import GroupMembership, SyncerClient, group_membership
@@ -40,6 +41,8 @@ from paceline.runtime.training import Training
 __all__ = ["GroupContext", "GroupMode", "Limits", "OneGroup", "Start", "SyncedGroups", "start_of"]
 
 log = logging.getLogger("paceline.runtime")
+MOST = 2**31 - 1
+"""Samples of a step."""
 _JOINS = itertools.count()
 """Counts the calls of join() in this process."""
 
@@ -316,9 +319,14 @@ def start_of(settings: Settings) -> Start:
     assignment = assignment_of(context) if auto else None
     where = assignment.membership(context.secret or b"") if assignment is not None else group_membership()
     regroups = auto and (assignment is not None or where is None)
-    split = tuple(int(samples) for samples in os.environ.get(variables.SPLIT, "").split(",") if samples)
-    batch = int(os.environ[variables.GLOBAL_BATCH]) if variables.GLOBAL_BATCH in os.environ else None
-    return Start(context, assignment, where, regroups, batch, split)
+    return Start(context, assignment, where, regroups, *planned())
+
+
+def planned(env: Mapping[str, str] = os.environ) -> tuple[int | None, tuple[int, ...]]:
+    """The plan's global batch, None without a plan, and its split of the group's samples."""
+    shares = [part for part in env.get(variables.SPLIT, "").split(",") if part]
+    split = tuple(number_of({variables.SPLIT: share}, (variables.SPLIT,), otherwise=0, most=MOST) for share in shares)
+    return number_of(env, (variables.GLOBAL_BATCH,), otherwise=0, least=1, most=MOST) or None, split
 
 
 def _context(settings: Settings) -> LaunchContext:

@@ -5,11 +5,18 @@ Prints what each check raised as JSON.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import errno
 import json
+import os
+import socket
+import socketserver
 import sys
 import threading
+import time
 import traceback
+import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -33,16 +40,17 @@ from paceline.runtime.counting import outline_of
 from paceline.runtime.data import streamfeed
 from paceline.runtime.data.batches import InLoop, Loaded, as_batch
 from paceline.runtime.data.feed import Feed, source_of
-from paceline.runtime.emulate import Emulated, emulate, emulated_device
+from paceline.runtime.emulate import Emulated, emulate, emulate_as_told, emulated_device
 from paceline.runtime.group.batchnorm import SyncedBatchNorm, WireHolder, prepare_batchnorm
 from paceline.runtime.group.columns import ColumnReducer, columns_of, complete_units
 from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.shards import Unit, rows_of
 from paceline.runtime.group.trainable import leaves_out, refuse_apart
 from paceline.runtime.group.wire import Broken, Wire
-from paceline.runtime.groups import SyncedGroups
+from paceline.runtime.groups import SyncedGroups, planned
 from paceline.runtime.large.recipe import LargeBatch
 from paceline.runtime.members import rendezvous
+from paceline.runtime.observe.recorder import _endpoint
 from paceline.runtime.samples import Attempt, Position
 from paceline.runtime.syncer import held
 from paceline.runtime.syncer.client import GroupMembership, SyncerClient, group_membership
@@ -974,6 +982,44 @@ def check_settings_that_make_no_sense_are_refused() -> None:
 LONG = "s" * 16
 
 
+def check_silent_callers_keep_nobody_from_the_metrics() -> None:
+    endpoint = _endpoint(0)
+    assert endpoint is not None
+    address = ("127.0.0.1", endpoint.server_address[1])
+    silent = [socket.create_connection(address, timeout=60) for _ in range(60)]
+    for one in silent:
+        one.sendall(b"GET /metr")
+    with urllib.request.urlopen(f"http://127.0.0.1:{address[1]}/line.json", timeout=60) as answer:
+        assert answer.read() == b"{}", "sixty callers have five seconds each"
+    with contextlib.suppress(ConnectionError):
+        assert silent[0].recv(1) == b"", "the oldest made room"
+    for one in silent:
+        one.close()
+    endpoint.shutdown()
+    endpoint.server_close()
+
+
+def check_a_rank_without_descriptors_does_not_spin_for_its_metrics() -> None:
+    calls: list[float] = []
+
+    def fail(server: Any) -> Any:
+        calls.append(0.0)
+        raise OSError(errno.EMFILE, "no descriptors")
+
+    before = socketserver.TCPServer.get_request
+    socketserver.TCPServer.get_request = fail  # type: ignore[method-assign]
+    try:
+        endpoint = _endpoint(0)
+        assert endpoint is not None
+        with socket.create_connection(("127.0.0.1", endpoint.server_address[1]), timeout=60):
+            time.sleep(0.5)
+            assert len(calls) <= 100, "it pauses between two attempts"
+    finally:
+        socketserver.TCPServer.get_request = before  # type: ignore[method-assign]
+    endpoint.shutdown()
+    endpoint.server_close()
+
+
 def check_what_a_launcher_left_in_the_environment() -> None:
     alone = rendezvous.launch_context({})
     assert alone.of_join(0) is alone
@@ -1019,6 +1065,20 @@ def check_what_a_launcher_left_in_the_environment() -> None:
         assert rendezvous.only_mpi_knows(env) is only, env
 
 
+def check_a_plan_and_a_device_in_the_environment_are_checked() -> None:
+    assert planned({}) == (None, ())
+    assert planned({"PACELINE_GLOBAL_BATCH": "64", "PACELINE_SPLIT": "40,0,24,"}) == (64, (40, 0, 24))
+    for name, wrong in (("GLOBAL_BATCH", "0"), ("GLOBAL_BATCH", "6,4"), ("SPLIT", "a,b"), ("SPLIT", "3,-3"),
+                        ("SPLIT", "9" * 5000)):  # fmt: skip
+        assert f"PACELINE_{name} is" in refusal(lambda env={f"PACELINE_{name}": wrong}: planned(env)), wrong
+    for wrong in ("{", "[]", "{}", '{"forward": "x", "backward": 1}', '{"forward": 0.0, "backward": 0.0, "speed": 1}'):
+        os.environ["PACELINE_EMULATION"] = wrong
+        try:
+            assert "describes no device" in refusal(lambda: emulate_as_told(nn.Linear(1, 1), 8)), wrong
+        finally:
+            del os.environ["PACELINE_EMULATION"]
+
+
 def check_a_group_of_several_is_told_of_its_syncer() -> None:
     assert group_membership({}) is None
     env = {"PACELINE_SYNCER": "a:1,b:2", "PACELINE_GROUP": "g", "PACELINE_SYNCER_SECRET": LONG}
@@ -1027,6 +1087,17 @@ def check_a_group_of_several_is_told_of_its_syncer() -> None:
     more = {"PACELINE_LOCAL_STEPS": "4", "PACELINE_GROUP_SHARE": "0.25"}
     assert group_membership({**env, **more}) == replace(plain, local_steps=4, share=0.25)
     assert "expected host:port" in refusal(lambda: group_membership({**env, "PACELINE_SYNCER": "a:1,b"}))
+    assert "expected host:port" in refusal(lambda: group_membership({**env, "PACELINE_SYNCER": "a:\u00b2"}))
+    for name, wrong, said in (("GROUP", "../out", "a slash"), ("GROUP", "a\nb", "printable"), ("GROUP", "", "not"),
+                              ("GROUP", "g" * 201, "at most 200 bytes"), ("SYNCER_SECRET", "", "is not"),
+                              ("LOCAL_STEPS", "four", "expected a number from 1"), ("LOCAL_STEPS", "0", "from 1"),
+                              ("GROUP_SHARE", "nan", "above 0"), ("GROUP_SHARE", "1,5", "above 0"),
+                              ("GROUP_SHARE", "0", "above 0")):  # fmt: skip
+        changed = {**env, f"PACELINE_{name}": wrong}
+        assert said in refusal(lambda changed=changed: group_membership(changed)), (name, wrong)
+    bytes_only = group_membership({**env, "PACELINE_SYNCER_SECRET": LONG + "\udcff"})
+    assert bytes_only is not None
+    assert bytes_only.secret == LONG.encode() + b"\xff"
     model = nn.Linear(2, 1, bias=False)
     one = replace(plain, share=0.26, shards=plain.shards[:1])
     client = SyncerClient(one, model, Settings(compress="int8"), global_batch=10)

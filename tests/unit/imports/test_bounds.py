@@ -15,7 +15,7 @@ from paceline.measurements.foreign.nccl_tests import read_nccl_tests
 from paceline.measurements.foreign.recorder import looks_like_dump, read_dump
 from paceline.measurements.run import Span
 from paceline.measurements.trace.chakra import read_chakra, to_chakra
-from paceline.measurements.trace.stream import EventStream
+from paceline.measurements.trace.stream import EventStream, begin_of
 from tests.unit.imports.generated import dump, entry
 
 
@@ -297,3 +297,8 @@ def test_a_file_that_is_not_there_is_not_called_a_trace(tmp_path: Path) -> None:
         read_nccl_tests(tmp_path / "nope")
     assert "nope: No such file" in str(caught.value)
     assert "trace" not in str(caught.value.hint)
+
+
+def test_a_file_that_the_disk_does_not_give_back_is_one_error_that_names_it() -> None:
+    with pytest.raises(InputError, match="/proc/self/mem is truncated or damaged"):
+        begin_of(Path("/proc/self/mem"), 10)

@@ -281,6 +281,12 @@ def test_labels_before_the_lines_of_a_test(tmp_path: Path, label: str) -> None:
     assert read_nccl_tests(path).sizes[-1].size_bytes == 137438953472
 
 
+def test_digits_that_no_program_writes_are_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "squared.txt"
+    path.write_text(NCCL_TEXT.replace("    16777216 ", "    1677721\u00b2 "), encoding="utf-8")
+    assert [row.size_bytes for row in read_nccl_tests(path).sizes] == [1048576, 268435456, 1073741824]
+
+
 def test_output_of_nccl_between_the_lines_of_a_test(tmp_path: Path) -> None:
     """A row that it breaks is left out, and the table may begin after much of it."""
     row = "     1048576        262144     float     sum      -1"

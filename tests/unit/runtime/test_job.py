@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import threading
@@ -12,6 +13,7 @@ import pytest
 
 from paceline.bench.sites.site import Process
 from paceline.errors import InputError
+from paceline.runtime.job import following
 from paceline.runtime.job.following import JobResult, _comes_back, _ending, _Tail
 from paceline.runtime.job.interpreter import _imports, check_imports, find_interpreter
 from paceline.runtime.members import peers
@@ -71,6 +73,26 @@ def test_lines_come_once_and_whole(tmp_path: Path) -> None:
         file.write("c\n\nd\n")
     assert tail.lines() == ["bc", "", "d"]
     assert tail.lines() == []
+
+
+def test_a_line_without_an_end_is_read_once_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "log"
+    tail = _Tail(path)
+    path.write_bytes(b"epoch 1\r\n 10 %\r 20 %")
+    assert tail.lines() == ["epoch 1", " 10 %"], "a progress bar begins its line anew"
+    path.write_bytes(b"-" * path.stat().st_size)
+    assert tail.lines() == [], "what was read is not read again"
+    assert tail.lines(last=True) == [" 20 %"]
+    assert tail.lines(last=True) == []
+    monkeypatch.setattr(following, "LONGEST_LINE", 10)
+    with path.open("ab") as file:
+        file.write(b"x" * 11)
+    assert tail.lines() == ["x" * 11]
+
+
+def test_a_script_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "train.py")
+    check_imports(tmp_path / "train.py", Path(sys.executable))
 
 
 def test_a_script_that_imports_what_is_not_there_is_refused_before_it_runs(tmp_path: Path) -> None:

@@ -222,12 +222,14 @@ class _Table:
     def _take_row(self, words: list[str]) -> None:
         """A row by the names of the columns, which differ between versions and programs."""
         columns = self._columns
-        if len(words) <= columns.index("busbw") or not words[0].isdigit() or not int(words[0]):
+        if len(words) <= columns.index("busbw") or not words[0].isdecimal() or not int(words[0]):
             return
         pairs = list(zip(columns[: len(words)], words[: len(columns)], strict=True))
         cells = dict(reversed(pairs))  # of both columns, the first
         micros = cells.get("time", cells.get("cputime"))
-        if not cells.get("count", "0").isdigit() or not all(map(_is_number, (micros, cells["algbw"], cells["busbw"]))):
+        if not cells.get("count", "0").isdecimal() or not all(
+            map(_is_number, (micros, cells["algbw"], cells["busbw"]))
+        ):
             return  # output of NCCL has broken the row
         wrong = [cell for name, cell in pairs if name == "#wrong"]
         buffer = cells["algbw"] if "time" in cells else None  # the time of the processor is another one

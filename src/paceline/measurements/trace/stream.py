@@ -42,7 +42,7 @@ AGAIN = "record the trace again, and let `export_chrome_trace` end before the pr
 UNESCAPED = "some versions of PyTorch do not escape quotes and backslashes in names of files: with_stack=False"
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 """Colours of a terminal."""
-BROKEN = (EOFError, gzip.BadGzipFile, zlib.error)
+BROKEN = (EOFError, OSError, zlib.error)
 
 
 def open_trace(path: Path) -> IO[bytes]:
@@ -62,7 +62,7 @@ def open_trace(path: Path) -> IO[bytes]:
 def _plain(path: Path, file: IO[bytes]) -> IO[bytes]:
     """The content of a file: decompressed, as UTF-8, without a mark."""
     for layer in range(MOST_LAYERS + 1):
-        begin = _begin(file)
+        begin = _begin(path, file)
         if not begin.startswith(GZIP):
             break
         if layer == MOST_LAYERS:
@@ -82,12 +82,15 @@ def _plain(path: Path, file: IO[bytes]) -> IO[bytes]:
     return file
 
 
-def _begin(file: IO[bytes]) -> bytes:
+def _begin(path: Path, file: IO[bytes]) -> bytes:
     """The first bytes; none of what is broken, which its reader finds."""
     try:
-        begin = file.read(8)
+        begin: bytes | None = file.read(8)
     except BROKEN:
         begin = b""
+    if begin is None:  # reading would wait
+        file.close()
+        raise InputError(f"{path} has nothing to read now", hint="give the path of a file that can be read")
     file.seek(0)
     return begin
 

@@ -12,6 +12,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from paceline.files import printable
+
 __all__ = ["LINES", "SYMBOLS", "Figure", "error_bars", "log_ticks", "new_figure", "plot_text", "stacked"]
 
 Figure = dict[str, Any]
@@ -23,8 +25,9 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle
 
 
 def plot_text(text: object) -> str:
-    """Text for Plotly with escaped tags, which Plotly would interpret as formatting."""
-    return html.escape(str(text), quote=False)
+    """Text that Plotly shows as it is: tags would be formatting, `%{` a blank, and a first `@` a colour."""
+    escaped = html.escape(printable(str(text)), quote=False).replace("%{", "&#37;{")
+    return f"&#64;{escaped[1:]}" if escaped.startswith("@") else escaped
 
 
 def new_figure(traces: list[Figure], *, x: str, y: str, counts: Sequence[int] = ()) -> Figure:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from paceline.files import printable
 from paceline.report.tables import Cell, Table
 
 if TYPE_CHECKING:  # A page of figures needs nothing of a campaign.
@@ -54,14 +55,14 @@ def fragment(*children: Child) -> Markup:
 
 
 def _child(child: Child) -> str:
-    return child.text if isinstance(child, Markup) else html.escape(str(child))
+    return child.text if isinstance(child, Markup) else html.escape(printable(str(child), lines=True))
 
 
 def _attribute(key: str, value: str | int | float | bool | None) -> str:
     if value is None or value is False:
         return ""
     name = key.rstrip("_").replace("_", "-")
-    return f" {name}" if value is True else f' {name}="{html.escape(str(value), quote=True)}"'
+    return f" {name}" if value is True else f' {name}="{html.escape(printable(str(value), lines=True), quote=True)}"'
 
 
 def embed_json(document: Any, *, identifier: str) -> Markup:

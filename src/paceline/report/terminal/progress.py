@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from paceline.bench.campaign import CampaignEvent, CaseStopped, LaunchFinished, LaunchStarted
+from paceline.files import printable
 from paceline.measurements.run import Check, Run
 from paceline.spec.study import Case, Protocol
 from paceline.units import SECONDS
@@ -57,7 +58,7 @@ class Display:
         try:
             yield
         except KeyboardInterrupt:
-            self.console.print(f"\nWhat is finished is kept; go on with:\n  {escape(command)}")
+            self.console.print(f"\nWhat is finished is kept; go on with:\n  {_plain(command)}")
             raise
 
     def checks(self, checks: tuple[Check, ...]) -> None:
@@ -66,7 +67,7 @@ class Display:
             if check.status != "ok":
                 colour = "yellow" if check.status == "warn" else "red"
                 text = f"{check.name}: {check.saw}, expected {check.expected}"
-                self.console.print(f"[{colour}]{check.status}[/] {escape(text)}")
+                self.console.print(f"[{colour}]{check.status}[/] {_plain(text)}")
 
     @contextlib.contextmanager
     def installing(self, name: str) -> Iterator[Callable[[str], None]]:
@@ -77,7 +78,7 @@ class Display:
         def say(line: str) -> None:
             words = " ".join(line.split())[:60]
             if words and not words.startswith("WARNING"):
-                self._progress.update(task, description=escape(f"{name}: {words}"))
+                self._progress.update(task, description=_plain(f"{name}: {words}"))
 
         yield say
         self._progress.remove_task(task)
@@ -87,14 +88,14 @@ class Display:
         task = self._progress.add_task("launches", total=len(cases) * protocol.launches)
         for event in events:
             if isinstance(event, LaunchStarted):
-                self._progress.update(task, description=escape(event.case.label))
+                self._progress.update(task, description=_plain(event.case.label))
                 self._grow(task, event.launch, protocol)
             elif isinstance(event, LaunchFinished):
                 self._progress.advance(task)
                 self.console.print(_line(event.run))
             elif isinstance(event, CaseStopped) and event.reason != "launches":
                 text = f"{event.case.label}: done after {event.launches} launches, {REASONS[event.reason]}"
-                self.console.print(f"  [dim]{escape(text)}[/]")
+                self.console.print(f"  [dim]{_plain(text)}[/]")
 
     def _grow(self, task: object, launch: int, protocol: Protocol) -> None:
         if launch >= protocol.launches:
@@ -103,7 +104,12 @@ class Display:
 
 
 def _line(run: Run) -> str:
-    name = escape(f"{run.label}, launch {run.launch + 1}")
+    name = _plain(f"{run.label}, launch {run.launch + 1}")
     if run.failure:
-        return f"[red]failed[/] {name}: {escape(run.failure.message)}"
+        return f"[red]failed[/] {name}: {_plain(run.failure.message)}"
     return f"[green]ok[/] {name} [dim]({SECONDS.format(run.seconds)})[/]"
+
+
+def _plain(text: str) -> str:
+    """Text without markup, and without commands to the terminal: a failed rank's log may hold them."""
+    return escape(printable(text))

@@ -215,7 +215,7 @@ def _start_shard(index: int, address: str, choice: Choice, secret: bytes) -> int
 
 def _keep(argv: Sequence[str], folder: Path, secret: bytes) -> None:
     """Start a shard, and again whenever it was killed or could not write; what it had committed is in its folder."""
-    env = {**os.environ, variables.SECRET: secret.decode()}
+    env = {**os.environ, variables.SECRET: os.fsdecode(secret)}
     for _ in range(1 + SHARD_RESTARTS):
         with (folder / "log").open("ab") as log:
             code = subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True).wait()

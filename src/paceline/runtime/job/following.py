@@ -20,6 +20,8 @@ __all__ = ["JobResult", "follow_ranks"]
 
 POLL_S = 0.1
 """Seconds between two looks at processes and their logs: the delay of a restart, and of a printed line."""
+LONGEST_LINE = 1 << 16
+"""Bytes of a line beyond which its beginning is shown before its end is there."""
 _REACHED = re.compile(re.sub(r"\\{\w+:\\.2f\\}", r"(\\d+\\.\\d+)", re.escape(REACHED)).replace(r"\{steps\}", r"\d+"))
 
 
@@ -57,7 +59,7 @@ def follow_ranks(site: Site, processes: Sequence[Process], *, restarts: int = 0)
         codes = {name: launch.poll()[name] for name, launch in launches.items()}
         training = any(codes[process.name] is None for process in processes if process.rank is not None)
         for process in processes:
-            lines = followed[process.name].lines()
+            lines = followed[process.name].lines(last=codes[process.name] is not None)
             yield from (f"[{process.name}] {line}" for line in lines)
             reached.update(
                 (process.name, [float(number) for number in found.groups()])
@@ -114,17 +116,21 @@ def _late(process: Process) -> Process:
 
 
 class _Tail:
-    """The new whole lines of a growing file."""
+    """The new whole lines of a growing file; every byte is read once, also of a line that never ends."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._offset = path, 0
+        self._path, self._offset, self._rest = path, 0, b""
 
-    def lines(self) -> list[str]:
+    def lines(self, *, last: bool = False) -> list[str]:
+        """The lines since the call before; with `last`, also one that has no end."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
             file.seek(self._offset, os.SEEK_SET)
             data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return whole.decode("utf-8", errors="replace").splitlines()
+        self._offset += len(data)
+        data = self._rest + data
+        # A progress bar returns to the begin of its line and never ends it.
+        end = len(data) if last or len(data) > LONGEST_LINE else max(data.rfind(b"\n"), data[:-1].rfind(b"\r")) + 1
+        self._rest = data[end:]
+        return data[:end].decode("utf-8", errors="replace").splitlines()

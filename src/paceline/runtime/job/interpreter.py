@@ -13,6 +13,7 @@ from pathlib import Path
 
 from paceline.bench.environments import environment_python, environment_variables, prepare, worker_path
 from paceline.errors import InputError
+from paceline.files import read_regular
 
 __all__ = ["Interpreter", "check_imports", "find_interpreter"]
 
@@ -67,8 +68,8 @@ def check_imports(script: Path, python: Path) -> None:
 def _imports(script: Path) -> set[str]:
     """Packages that the script imports at its top level; empty if the script cannot be parsed: its ranks will fail."""
     try:
-        tree = ast.parse(script.read_text(encoding="utf-8"))
-    except (OSError, ValueError, SyntaxError):
+        tree = ast.parse(read_regular(script, follow=True))
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return set()
     names = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.module and not node.level}

@@ -26,7 +26,7 @@ from paceline.runtime.members.member import Member
 from paceline.runtime.members.secret import given_secret, local_secret, seal_endpoint, unseal_endpoint
 from paceline.runtime.members.view import Peer, Timeouts
 
-__all__ = ["LaunchContext", "launch_context", "launched_size", "meet", "mpi_size", "only_mpi_knows"]
+__all__ = ["LaunchContext", "launch_context", "launched_size", "meet", "mpi_size", "number_of", "only_mpi_knows"]
 
 FORGED_TIMEOUT = 10.0
 """Seconds to wait for an endpoint with a valid proof, after one without."""
@@ -69,7 +69,7 @@ class LaunchContext:
 
 def launch_context(env: Mapping[str, str] = os.environ) -> LaunchContext:
     """What the launcher says; a process without a launcher is alone."""
-    rank = _number(env, RANKS, otherwise=0)
+    rank = number_of(env, RANKS, otherwise=0)
     size = launched_size(env)
     roster = Path(env[variables.ROSTER]) if variables.ROSTER in env else None
     secret = given_secret(env)
@@ -85,7 +85,7 @@ def launch_context(env: Mapping[str, str] = os.environ) -> LaunchContext:
             f"{size} processes were started, but there is no rendezvous",
             hint="start them with torchrun or `paceline train`, or set MASTER_ADDR and MASTER_PORT",
         )
-    meeting = (env["MASTER_ADDR"], _number(env, ("MASTER_PORT",), otherwise=0, most=MOST_PORT))
+    meeting = (env["MASTER_ADDR"], number_of(env, ("MASTER_PORT",), otherwise=0, most=MOST_PORT))
     if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return LaunchContext(rank, size, *meeting, secret, roster=roster)
     session = f"torchrun {env.get('TORCHELASTIC_RUN_ID', '')[:80]} {env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
@@ -94,15 +94,15 @@ def launch_context(env: Mapping[str, str] = os.environ) -> LaunchContext:
 
 def launched_size(env: Mapping[str, str] = os.environ) -> int:
     """Processes of this group that the launcher has started."""
-    return _number(env, SIZES, otherwise=1, least=1)
+    return number_of(env, SIZES, otherwise=1, least=1)
 
 
 def mpi_size(env: Mapping[str, str] = os.environ) -> int:
     """Processes that mpirun has started, by its own count; 1 without mpirun."""
-    return max(_number(env, (name,), otherwise=1, least=1) for name in MPI_SIZES)
+    return max(number_of(env, (name,), otherwise=1, least=1) for name in MPI_SIZES)
 
 
-def _number(
+def number_of(
     env: Mapping[str, str], names: Sequence[str], *, otherwise: int, least: int = 0, most: int = MOST_RANKS
 ) -> int:
     """The value of the first of these variables that is set."""

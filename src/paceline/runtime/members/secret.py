@@ -76,7 +76,8 @@ def _proof(secret: bytes, session: str, endpoint: str) -> str:
 
 def _made_once(path: Path) -> str:
     """The content of the file, which the first of the ranks makes: the name appears with all of its content."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    # Not by the number of the process: one that was killed here has left its draft, and numbers come again.
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(secrets.token_hex(32))

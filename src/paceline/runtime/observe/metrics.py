@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import queue
+import threading
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,8 @@ LARGEST_NUMBER = 1e15
 """Largest value of a metric; a line with a larger value is not from a rank."""
 LARGEST = 1 << 20
 """Bytes that an endpoint may answer."""
+ANSWER = 10.0
+"""Seconds for a whole answer."""
 
 
 def prometheus_text(line: Line) -> str:
@@ -95,10 +99,23 @@ def _is_sound(line: Line) -> bool:
 
 
 def _fetch(url: str) -> Line:
+    """The line that an endpoint answers, whose every byte may take seconds, but not all of them together."""
+    answers: queue.Queue[Line | InputError] = queue.Queue()
+    threading.Thread(target=lambda: answers.put(_asked(url)), daemon=True, name="paceline-fetch").start()
+    try:
+        found = answers.get(timeout=ANSWER)
+    except queue.Empty:
+        found = InputError(f"{url} does not answer within {ANSWER:g} s", hint="is it the port of a training job?")
+    if isinstance(found, InputError):
+        raise found
+    return found
+
+
+def _asked(url: str) -> Line | InputError:
     try:
         with urllib.request.urlopen(f"{url.rstrip('/')}/line.json", timeout=5) as answer:
             return _line(answer.read(LARGEST))
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)  # of urllib, around what the system said
         reason = getattr(reason, "strerror", None) or reason
-        raise InputError(f"{url} does not answer: {reason}", hint="the port of Settings(metrics_port=...)") from None
+        return InputError(f"{url} does not answer: {reason}", hint="the port of Settings(metrics_port=...)")

@@ -6,6 +6,7 @@ warning, and training continues.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import queue
@@ -14,9 +15,10 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from paceline.channel.sockets import close_in_forks
 from paceline.errors import InputError
 from paceline.runtime.observe.metrics import METRICS, Line, prometheus_text
 from paceline.runtime.samples import StepRecord
@@ -30,6 +32,10 @@ WAITING_LINES = 100
 """Number of lines that may wait for a slow disk; further lines are dropped."""
 REQUEST = 5.0
 """Seconds for a whole request to the endpoint."""
+MOST_CALLERS = 16
+"""Requests that are answered at one time."""
+PAUSE = 0.05
+"""Seconds until a process without descriptors looks for callers again."""
 log = logging.getLogger("paceline.runtime")
 Sink = Callable[[Line], None]
 
@@ -138,10 +144,49 @@ def _scalars(settings: Settings, name: str) -> Sink:
     return add
 
 
-class _Endpoint(HTTPServer):
-    """Answers one request at a time, each within seconds."""
+class _Endpoint(ThreadingHTTPServer):
+    """Answers each request within seconds; the oldest makes room where many callers say nothing."""
 
     line: Line = {}  # noqa: RUF012 - replaced, never changed
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._open: dict[Any, None] = {}
+        """Connections of requests, the oldest first."""
+        self._lock = threading.Lock()
+        super().__init__(address, _Handler)
+        close_in_forks(self.socket)
+
+    def get_request(self) -> tuple[Any, Any]:
+        """The next caller; without descriptors, after a pause in place of a loop that takes a whole core."""
+        try:
+            return super().get_request()
+        except OSError:
+            self._drop_oldest()
+            time.sleep(PAUSE)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer it in a thread of its own."""
+        with self._lock:
+            full = len(self._open) >= MOST_CALLERS
+            self._open[request] = None
+        if full:
+            self._drop_oldest()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def _drop_oldest(self) -> None:
+        with self._lock:
+            oldest = next(iter(self._open), None)
+            if oldest is not None:
+                del self._open[oldest]
+                with contextlib.suppress(OSError):  # its thread is woken, and closes it
+                    oldest.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log at debug level only, because a client may disconnect at any time."""
@@ -155,9 +200,13 @@ class _Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         super().setup()
         # A caller that sends a byte now and then would keep others out.
-        self._limit = threading.Timer(REQUEST, lambda: self.connection.shutdown(socket.SHUT_RDWR))
+        self._limit = threading.Timer(REQUEST, self._hang_up)
         self._limit.daemon = True
         self._limit.start()
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(OSError):  # it may be closed already
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def finish(self) -> None:
         self._limit.cancel()
@@ -187,7 +236,7 @@ class _Handler(BaseHTTPRequestHandler):
 def _endpoint(port: int) -> _Endpoint | None:
     """On the loopback interface; a port that is taken is a warning."""
     try:
-        server = _Endpoint(("127.0.0.1", port), _Handler)
+        server = _Endpoint(("127.0.0.1", port))
     except (OSError, OverflowError) as error:
         log.warning("no endpoint for metrics on port %d: %s; training goes on", port, error)
         return None

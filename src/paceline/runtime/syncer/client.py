@@ -6,6 +6,7 @@ exchange; the syncer recognises the exchange by its sequence number.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -18,8 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from paceline import variables
+from paceline.channel.handshake import MAX_FIELD
 from paceline.errors import InputError
 from paceline.runtime.members.channel import Endpoint
+from paceline.runtime.members.rendezvous import number_of
 from paceline.runtime.protocol.messages import LeaseReply
 from paceline.runtime.settings import Settings
 from paceline.runtime.syncer.connections import LeaseRevoked, ShardConnections, as_received
@@ -51,16 +54,34 @@ def group_membership(env: Mapping[str, str] = os.environ) -> GroupMembership | N
     shards = []
     for text in env[variables.SYNCER].split(","):
         host, _, port = text.rpartition(":")
-        if not host or not port.isdigit():
+        if not host or not (port.isascii() and port.isdigit() and len(port) <= 5):
             raise InputError(f"{variables.SYNCER} holds {text!r}, expected host:port")
         shards.append((host, int(port)))
+    missing = [name for name in (variables.GROUP, variables.SYNCER_SECRET) if not env.get(name)]
+    if missing:
+        raise InputError(f"{variables.SYNCER} is set, {missing[0]} is not", hint="`paceline train` sets both")
     return GroupMembership(
-        group=env[variables.GROUP],
+        group=_group_name(env[variables.GROUP]),
         shards=tuple(shards),
-        secret=env[variables.SYNCER_SECRET].encode(),
-        local_steps=int(env.get(variables.LOCAL_STEPS, "1")),
-        share=float(env.get(variables.GROUP_SHARE, "1.0")),
+        secret=os.fsencode(env[variables.SYNCER_SECRET]),
+        local_steps=number_of(env, (variables.LOCAL_STEPS,), otherwise=1, least=1),
+        share=_share(env.get(variables.GROUP_SHARE, "1.0")),
     )
+
+
+def _group_name(text: str) -> str:
+    """The name of a group, which files are named after."""
+    if "/" in text or not text.isprintable() or len(os.fsencode(text)) > MAX_FIELD:
+        expected = f"a printable name without a slash, at most {MAX_FIELD} bytes"
+        raise InputError(f"{variables.GROUP} is {text[:60]!r}, expected {expected}")
+    return text
+
+
+def _share(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (share := float(text)) <= 1:
+            return share
+    raise InputError(f"{variables.GROUP_SHARE} is {text[:40]!r}, expected a number above 0, at most 1")
 
 
 class SyncerClient:

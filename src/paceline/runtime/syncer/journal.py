@@ -271,7 +271,7 @@ def _take(side: _Side, body: memoryview) -> None:
         for name, kind, shape in about["arrays"]:
             side.arrays[name] = np.frombuffer(body, kind, math.prod(shape), begin).reshape(shape).copy()
             begin += side.arrays[name].nbytes
-    except (struct.error, TypeError, ValueError, KeyError) as error:
+    except (struct.error, TypeError, ValueError, KeyError, OverflowError, RecursionError) as error:
         raise StoreError(f"{side.name} cannot be read at byte {side.size}: {error}") from error
 
 

@@ -388,7 +388,7 @@ def main() -> None:
     )
     address = sys.argv[2] if len(sys.argv) > 2 else settings["address"]
     listener = socket.create_server((address, settings["port"]), backlog=64)
-    shard.serve(listener, os.environ[variables.SECRET].encode())
+    shard.serve(listener, os.fsencode(os.environ[variables.SECRET]))
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ class _Telling(importlib.abc.Loader):
 def _install(folder: str, module: ModuleType) -> None:
     if not _armed:
         every = os.environ.get(variables.WATCH_EVERY, "1")
-        _armed.append(Recorder(folder, int(every) if every.isdigit() else 1))
+        _armed.append(Recorder(folder, int(every) if every.isdecimal() else 1))
         atexit.register(_armed[0].close)
     if module.__name__ == "torch":
         from paceline.runtime.watch.hooks import Hooks

@@ -79,6 +79,13 @@ def test_ranks_of_one_agent_share_a_secret_that_only_their_user_can_read(runtime
     assert again.decode() != path.read_text(), "a restarted job has another one"
 
 
+def test_the_draft_of_a_rank_that_was_killed_is_in_nobodys_way(runtime_folder: Path) -> None:
+    first = local_secret(ONE_HOST)
+    (path,) = runtime_folder.iterdir()
+    path.rename(path.with_name(f"{path.name}.{os.getpid()}"))
+    assert local_secret(ONE_HOST) != first, "numbers of processes come again, as in containers with one folder"
+
+
 def test_a_folder_that_others_can_write_is_refused(runtime_folder: Path) -> None:
     runtime_folder.mkdir()
     runtime_folder.chmod(0o777)

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from paceline.cli import program
 from paceline.errors import InputError
+from paceline.runtime.observe import metrics
 from paceline.runtime.observe.metrics import METRICS, prometheus_text, read_metrics
 
 
@@ -79,6 +80,24 @@ def test_whatever_answers_in_place_of_an_endpoint_is_one_error(answer: bytes) ->
         threading.Thread(target=serve, daemon=True).start()
         with pytest.raises(InputError):
             read_metrics(f"http://127.0.0.1:{server.getsockname()[1]}")
+
+
+def test_an_answer_that_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "ANSWER", 0.2)
+    refused = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            caller, _ = server.accept()
+            with caller:
+                caller.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+                refused.wait(60)  # the socket of the caller has a timeout of its own, which each byte puts off
+                caller.sendall(json.dumps(line()).encode())
+
+        threading.Thread(target=serve, daemon=True).start()
+        with pytest.raises(InputError, match=r"does not answer within 0\.2 s"):
+            read_metrics(f"http://127.0.0.1:{server.getsockname()[1]}")
+        refused.set()
 
 
 @pytest.mark.parametrize(

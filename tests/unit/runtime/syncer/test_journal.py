@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import threading
@@ -307,3 +308,23 @@ def test_a_journal_is_not_written_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links"):
         FileDisk(tmp_path / "journal").write(1, 0, [b"record"])
     assert (tmp_path / "elsewhere").read_bytes() == b"mine"
+
+
+class Huge(np.ndarray):
+    """Numbers that say they are more than any memory holds."""
+
+    shape = (10**30,)
+
+
+def test_a_record_of_more_numbers_than_there_can_be_is_one_clear_error(tmp_path: Path) -> None:
+    Journal(FileDisk(tmp_path / "journal")).append({}, {"x": np.zeros(4).view(Huge)})
+    with pytest.raises(StoreError, match="cannot be read at byte"):
+        Journal(FileDisk(tmp_path / "journal"))
+
+
+def test_a_record_of_tables_in_tables_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(FileDisk(tmp_path / "journal"))
+    monkeypatch.setattr(json, "dumps", lambda _: "[" * 100_000)
+    journal.append({}, {})
+    with pytest.raises(StoreError, match="cannot be read at byte"):
+        Journal(FileDisk(tmp_path / "journal"))
