@@ -228,7 +228,7 @@ def _stalls(series: _Series) -> tuple[list[StepCause], _Series]:
         excess = excess_of(values, series.step_s)
         calm[phase] = series.phases[phase] - excess
         found = _stalls_of(series, phase, excess)
-        rare += np.count_nonzero(excess.any(axis=0)) > 0 and not found
+        rare += int(bool(excess.any()) and not found)
         causes += found
     removed: Floats = np.sum([series.phases[name] - calm[name] for name in calm], axis=0)
     regular = [cause for cause in causes if cause.every is not None]
