@@ -122,7 +122,7 @@ def test_a_stage_that_is_first_by_chance_is_not_named(
     """Its mean is above the others', which are slow in other steps; nothing stands out."""
     each = {str(n): {"by_stage": {"1": value, "0": 1.045 - (value - 1.0), "2": 1.03}, "by_dp_rank": {"0": 1.01}}
             for n, value in enumerate(slow)}  # fmt: skip
-    means = {key: fmean(step["by_stage"][key] for step in each.values()) for key in ("1", "0", "2")}
+    means = {key: fmean(step["by_stage"][key] for step in each.values()) for key in ("1", "2", "0")}
     means["0"] = min(means["0"], means["1"])
     found = Replay(steps, 1.1, 1.1, 1.0, by_stage=means, by_rank={}, by_dp_rank={"0": 1.01}, by_kind={}, by_step=each)
     assert found.blame == blame
