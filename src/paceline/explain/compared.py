@@ -9,12 +9,13 @@ from statistics import mean
 from tempfile import TemporaryDirectory
 
 from paceline.errors import InputError
-from paceline.explain.imports import NO_BATCH, Labels, import_files
+from paceline.explain.imports import Labels, import_files
 from paceline.measurements.results import Usage, usage_of_group
 from paceline.measurements.run import Run
 from paceline.measurements.store import Store
 from paceline.measurements.summary import Comparison, compare, compare_steps
 from paceline.measurements.tables import LaunchRates, clean_steps, throughputs_where
+from paceline.measurements.trace.observed import BATCH_UNKNOWN
 
 __all__ = ["ComparedSide", "compare_sides", "side_of"]
 
@@ -39,7 +40,7 @@ class ComparedSide:
     @property
     def unknown(self) -> int:
         """Number of launches whose batch is not known."""
-        return sum(NO_BATCH in run.labels for run in self.launches.runs)
+        return sum(map(_lacks_batch, self.launches.runs))
 
 
 def side_of(names: Sequence[str], store: Store) -> ComparedSide:
@@ -105,12 +106,16 @@ def _notes(sample: ComparedSide, base: ComparedSide) -> list[str]:
     runs = [*sample.launches.runs, *base.launches.runs]
     unknown = sample.unknown + base.unknown
     if 0 < unknown < len(runs):
-        which = next(run for run in runs if NO_BATCH in run.labels)
+        which = next(filter(_lacks_batch, runs))
         raise InputError(f"the batch of {unknown} of {len(runs)} launches is not known, that of {which.study} for one: "
                          "steps of one cannot be compared with samples of the other",
                          hint="import them again, all with --batch")  # fmt: skip
     differ = [words for field in ALIKE if (words := _differs(field, sample.launches.runs, base.launches.runs))]
     return [f"the sides differ: {'; '.join(differ)}"] if differ and any(run.is_observed for run in runs) else []
+
+
+def _lacks_batch(run: Run) -> bool:
+    return any(label.startswith(BATCH_UNKNOWN) for label in run.labels)
 
 
 def _differs(field: str, ours: Sequence[Run], theirs: Sequence[Run]) -> str:

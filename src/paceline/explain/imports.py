@@ -26,7 +26,7 @@ from paceline.measurements.store import Store
 from paceline.measurements.trace.chakra import looks_like_chakra
 from paceline.measurements.trace.formats import TRACE_READERS
 from paceline.measurements.trace.job import TracedJob, join_traces, rank_in_name, read_job, traced_job
-from paceline.measurements.trace.observed import Observed, ObservedStep, record
+from paceline.measurements.trace.observed import BATCH_UNKNOWN, Observed, ObservedStep, record
 from paceline.measurements.trace.rank_trace import gather_spans
 from paceline.measurements.trace.stream import begin_of
 from paceline.spec.cluster import Cluster
@@ -47,7 +47,9 @@ IMPORT_KINDS = (
 MOST_FILES = 100_000
 EXPORT = "nsys export --type sqlite REPORT writes what `import` reads"
 ONE_JOB = "name the files of one job, or a folder that holds no others"
-NO_BATCH = "the batch is not known (--batch): one sample for each rank and step"
+NO_BATCH = f"{BATCH_UNKNOWN} (--batch): one sample for each rank and step"
+RECORDS = re.compile(rb"\{[^\n]*\}\r?\n\{\"")
+"""Lines of JSON, of which each is whole."""
 FRAMEWORKS = {"horovod": "pytorch/horovod"}
 """The framework that a trace implies; others are PyTorch's DDP unless one is named."""
 
@@ -167,9 +169,10 @@ def _kind(paths: Sequence[Path]) -> Kind:
 
 
 def _looks_like_trace(path: Path) -> bool:
-    """JSON, or Chakra; `{'` begins the text of a table of Python."""
-    begin = begin_of(path, 256).lstrip()
-    json = begin[:1] == b"{" and begin[1:2] != b"'" and not METRICS.match(begin.decode("utf-8", errors="replace"))
+    """JSON, or Chakra; `{'` begins the text of a table of Python, and a record in each line is a log."""
+    begin = begin_of(path, 1 << 14).lstrip()
+    metrics = METRICS.match(begin[:256].decode("utf-8", errors="replace")) or RECORDS.match(begin)
+    json = begin[:1] == b"{" and begin[1:2] != b"'" and not metrics
     listed = begin[:1] == b"[" and begin[1:].lstrip()[:1] in (b"{", b"]", b"")
     return json or listed or looks_like_chakra(path)
 

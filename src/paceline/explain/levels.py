@@ -11,12 +11,18 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NOISES", "NOTICEABLE", "SHORTEST", "levels_of", "raised", "upper_rows"]
+__all__ = ["FEWEST_STALLS", "NOTICEABLE", "excess_of", "lasting", "levels_of", "period_of", "raised", "upper_rows"]
 
 NOTICEABLE = 0.03
 """Share of the time below which nothing is a cause."""
 NOISES = 8.0
 """A stall is this many robust standard deviations above the median, a change of level this many standard errors."""
+FEWEST_STALLS = 3
+"""Fewer long steps may be chance."""
+LONGER_BY = 0.3
+"""A stall adds at least this share of a step."""
+RARE = 0.34
+"""A larger share of long steps is a level, not stalls."""
 SHORTEST = 8
 """Steps of the shortest level."""
 
@@ -79,3 +85,37 @@ def upper_rows(values: Floats) -> tuple[int, ...]:
     order = np.argsort(-values.mean(axis=1), kind="stable")
     gaps = -np.diff(values.mean(axis=1)[order])[: len(order) // 2]
     return tuple(sorted(order[: int(gaps.argmax()) + 1].tolist())) if gaps.size else ()
+
+
+def period_of(steps: NDArray[np.int64], cost: Floats) -> tuple[int, int]:
+    """Distance and place of regular stalls: most steps at this distance stall, and have most of the cost; or zero."""
+    longest = int(steps[-1] - steps[0]) // FEWEST_STALLS if cost.any() else 0
+    for every in range(2, longest + 1):
+        places = steps % every
+        by_place = np.bincount(places, weights=cost, minlength=every)
+        place = int(by_place.argmax())
+        stalled = cost[places == place] > 0
+        if by_place[place] >= 0.6 * cost.sum() and stalled.mean() >= 0.8 and len(stalled) >= FEWEST_STALLS:
+            return every, place
+    return 0, 0
+
+
+def excess_of(values: Floats, step_s: float) -> Floats:
+    """By how much single values of each row are longer than usual; nothing where many are."""
+    usual = np.median(values, axis=1, keepdims=True)
+    noise = 1.4826 * np.median(np.abs(values - usual), axis=1, keepdims=True)
+    is_long = values - usual > np.maximum(LONGER_BY * step_s, NOISES * noise)
+    is_long &= is_long.mean(axis=1, keepdims=True) <= RARE
+    is_long &= ~lasting(is_long)
+    excess: Floats = np.where(is_long, values - usual, 0.0)
+    return excess
+
+
+def lasting(is_long: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Long steps that follow each other at length: a level, not a stall."""
+    found = np.zeros_like(is_long)
+    for rank, row in enumerate(is_long):
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], row.astype(np.int8), [0]))))
+        for begin, end in zip(edges[::2], edges[1::2], strict=True):
+            found[rank, begin:end] = end - begin >= SHORTEST
+    return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ MOST_VALUES = 4_000_000
 """Times that are replayed at once: operations of a step by cases."""
 SAME_LENGTH = 0.9
 """Correlation of forward and backward times, from which micro-batches are taken to be of unequal length."""
+FEWEST_STEPS = 4
+"""Steps that tell a slow stage from noise, of which another stage has most in every step."""
 LASTING = 0.8
 """Share of the steps from which a cause acts in all of them."""
 PIPELINE = {kind: f"{kind.split('-')[0]}-pp-comm" for kind in TRANSFERS}
@@ -92,7 +95,17 @@ class Replay:
             return "rank", rank
         if of_replica > max(BLAMED, of_stage) and _stands_out(self.by_dp_rank):
             return "data-parallel rank", replica
-        return ("stage", stage) if of_stage > BLAMED else None
+        return ("stage", stage) if of_stage > BLAMED and self._lasts(stage) else None
+
+    def _lasts(self, stage: str) -> bool:
+        """Whether the steps show that a stage costs more than the others do; few steps cannot tell."""
+        if len(self.by_step) < FEWEST_STEPS or _stands_out(self.by_stage):
+            return True
+        more = [
+            one["by_stage"][stage] - fmean(value for key, value in one["by_stage"].items() if key != stage)
+            for one in self.by_step.values()
+        ]
+        return amount_interval(more, confidence=0.99).low > 0
 
     @property
     def cost(self) -> Interval:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.explain.levels import NOISES, NOTICEABLE, SHORTEST, levels_of, raised, upper_rows
+from paceline.explain.levels import FEWEST_STALLS, NOTICEABLE, excess_of, levels_of, period_of, raised, upper_rows
 from paceline.explain.setting import Setting, exchange_reason, setting_of_run
 from paceline.measurements.run import PASS_PHASES, PHASES, Step
 from paceline.measurements.store import StoredRun
@@ -30,12 +30,6 @@ SLOWER_BY = 0.08
 """Smallest lasting change of all ranks' work that is reported."""
 STEADY = {"io": 0.05, "aggregate": 0.2, "other": 0.1}
 """Shares of the step from which a phase that is always there is a cause."""
-LONGER_BY = 0.3
-"""A stall adds at least this share of a step."""
-RARE = 0.34
-"""A larger share of long steps is a level, not stalls."""
-FEWEST_STALLS = 3
-"""Fewer long steps may be chance."""
 SPREAD = 3
 """Irregular stalls of this number of phases have one cause, which is not in the step: the process itself is held up."""
 TOGETHER = 1.5
@@ -125,6 +119,17 @@ class _Series:
         return float(self.seconds.max(axis=0).mean())
 
     @property
+    def exchange(self) -> Floats:
+        """What every rank has of the exposed exchange: the rest is waiting for each other."""
+        least: Floats = self.phases["aggregate"].min(axis=0)
+        return least
+
+    @property
+    def computes(self) -> bool:
+        """Whether it was recorded what an exchange hides behind."""
+        return any(bool(self.phases[name].any()) for name in ("forward", "backward"))
+
+    @property
     def work(self) -> Floats:
         rest: Floats = self.seconds - self.phases["aggregate"]
         return rest
@@ -206,27 +211,31 @@ def _share(seconds: Floats, step_s: float) -> Interval:
     return Interval(mean, min(found.low, mean), max(found.high, mean))
 
 
+def _share_of_part(series: _Series, seconds: Floats, begin: int, end: int) -> Interval:
+    """The share of what a stretch of steps costs, of the whole run."""
+    inside, part = _share(seconds[begin:end], series.step_s), (end - begin) / len(seconds)
+    return Interval(part * inside.value, part * inside.low, part * inside.high)
+
+
 # Stalls: single steps that are much longer than usual.
 
 
 def _stalls(series: _Series) -> tuple[list[StepCause], _Series]:
     """Stalls by phase, and the series without them."""
-    causes, calm = [], dict(series.phases)
+    causes, calm, rare = [], dict(series.phases), 0
     for phase, values in series.phases.items():
         if phase == "aggregate":
-            continue
-        usual = np.median(values, axis=1, keepdims=True)
-        noise = 1.4826 * np.median(np.abs(values - usual), axis=1, keepdims=True)
-        is_long = values - usual > np.maximum(LONGER_BY * series.step_s, NOISES * noise)
-        is_long &= is_long.mean(axis=1, keepdims=True) <= RARE
-        is_long &= ~_lasting(is_long)
-        calm[phase] = np.where(is_long, usual, values)
-        causes += _stalls_of(series, phase, np.where(is_long, values - usual, 0.0))
+            values = np.broadcast_to(series.exchange, values.shape) * series.computes
+        excess = excess_of(values, series.step_s)
+        calm[phase] = series.phases[phase] - excess
+        found = _stalls_of(series, phase, excess)
+        rare += int(bool(excess.any()) and not found)
+        causes += found
     removed: Floats = np.sum([series.phases[name] - calm[name] for name in calm], axis=0)
-    irregular = [cause for cause in causes if cause.every is None]
-    if len(irregular) >= SPREAD:
-        regular = [cause for cause in causes if cause.every is not None]
-        causes = [*regular, _stall(series, "any", _without(removed, regular, series.steps), None)]
+    regular = [cause for cause in causes if cause.every is not None]
+    rest = _without(removed, regular, series.steps)
+    if len(causes) - len(regular) + rare >= SPREAD and np.count_nonzero(rest.any(axis=0)) >= 2 * FEWEST_STALLS:
+        causes = [*regular, _stall(series, "any", rest, None)]
     return causes, _Series(series.steps, series.seconds - removed, calm, series.collected)
 
 
@@ -239,20 +248,10 @@ def _without(excess: Floats, regular: Sequence[StepCause], steps: NDArray[np.int
     return rest
 
 
-def _lasting(is_long: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Long steps that follow each other at length: a level, not a stall."""
-    lasting = np.zeros_like(is_long)
-    for rank, row in enumerate(is_long):
-        edges = np.flatnonzero(np.diff(np.concatenate(([0], row.astype(np.int8), [0]))))
-        for begin, end in zip(edges[::2], edges[1::2], strict=True):
-            lasting[rank, begin:end] = end - begin >= SHORTEST
-    return lasting
-
-
 def _stalls_of(series: _Series, phase: str, excess: Floats) -> list[StepCause]:
     """Regular stalls, and the others."""
     cost = excess.max(axis=0)
-    every, first = _period(series.steps, cost)
+    every, first = period_of(series.steps, cost)
     causes = []
     if every:
         regular = (series.steps - first) % every == 0
@@ -263,19 +262,6 @@ def _stalls_of(series: _Series, phase: str, excess: Floats) -> list[StepCause]:
         usual = int(np.median(gaps))  # an epoch may shift the place of a period
         causes.append(_stall(series, phase, excess, usual if usual > 1 and np.mean(gaps == usual) >= 0.8 else None))
     return causes
-
-
-def _period(steps: NDArray[np.int64], cost: Floats) -> tuple[int, int]:
-    """Distance and place of regular stalls: most steps at this distance stall, and have most of the cost; or zero."""
-    longest = int(steps[-1] - steps[0]) // FEWEST_STALLS if cost.any() else 0
-    for every in range(2, longest + 1):
-        places = steps % every
-        by_place = np.bincount(places, weights=cost, minlength=every)
-        place = int(by_place.argmax())
-        stalled = cost[places == place] > 0
-        if by_place[place] >= 0.6 * cost.sum() and stalled.mean() >= 0.8 and len(stalled) >= FEWEST_STALLS:
-            return every, place
-    return 0, 0
 
 
 def _stall(series: _Series, phase: str, excess: Floats, every: int | None) -> StepCause:
@@ -316,9 +302,7 @@ def _lags(series: _Series, ranks: tuple[int, ...]) -> list[StepCause]:
     for begin, end in raised(levels_of(lag, series.step_s), NOTICEABLE * series.step_s):
         if float(np.mean(usual[begin:end] > 0)) < 0.8:
             continue
-        inside = _share(lag[begin:end], series.step_s)
-        part = (end - begin) / len(lag)
-        share = Interval(part * inside.value, part * inside.low, part * inside.high)
+        share = _share_of_part(series, lag, begin, end)
         phase, named = _lagging_phase(series, ranks, begin, end), ranks if len(ranks) > 1 else ()
         ends = _ends(series, begin, end)
         causes.append(StepCause("slow_rank", phase, rank, share, *ends, count=end - begin, ranks=named))
@@ -350,24 +334,39 @@ def _slowdowns(series: _Series) -> list[StepCause]:
             name: float((values[:, begin:end].mean(axis=1) - values[:, : levels[0][1]].mean(axis=1)).min())
             for name, values in series.phases.items() if name != "aggregate"
         }  # fmt: skip
-        inside = _share(least[begin:end] - levels[0][2], series.step_s)
-        part = (end - begin) / len(least)
-        share = Interval(part * inside.value, part * inside.low, part * inside.high)
+        share = _share_of_part(series, least - levels[0][2], begin, end)
         rank = None if len(series.work) > 1 else 0
         phase = max(change, key=lambda name: change[name])
         causes.append(StepCause("slowdown", phase, rank, share, *_ends(series, begin, end), count=end - begin))
     return causes
 
 
+def _exchange_rises(series: _Series, setting: Setting) -> tuple[list[StepCause], Floats]:
+    """Stretches in which the exchange lengthens the steps more than in the others; and the exchange without that."""
+    values, whole, reason = series.exchange, series.seconds.max(axis=0), exchange_reason(setting)
+    levels = levels_of(values, series.step_s) if series.computes else []
+    usual = min((level for _, _, level in levels), default=0.0)
+    causes, rest = [], values.copy()
+    for begin, end in raised(levels, usual + SLOWER_BY * series.step_s):
+        inside = np.isin(np.arange(len(values)), np.arange(begin, end))
+        longer = float(whole[inside].mean() - whole[~inside].mean())
+        if longer < 0.5 * float(values[inside].mean() - usual):
+            continue  # what hid the exchange became shorter
+        share, ends = _share_of_part(series, values - usual, begin, end), _ends(series, begin, end)
+        causes.append(StepCause("aggregate", "aggregate", None, share, *ends, count=end - begin, reason=reason))
+        rest[inside] = np.minimum(rest[inside], usual)
+    return causes, rest
+
+
 # Causes that are present in all steps.
 
 
 def _steady(series: _Series, setting: Setting) -> list[StepCause]:
-    causes, computes = [], any(series.phases[name].any() for name in ("forward", "backward"))
+    causes, exchange = _exchange_rises(series, setting)
     for phase, limit in STEADY.items():
-        if phase != "io" and not computes:
-            continue  # what an exchange hides behind was not recorded
-        values = series.phases[phase].min(axis=0)  # what every rank has: of the exchange, what is not waiting
+        if phase != "io" and not series.computes:
+            continue
+        values = exchange if phase == "aggregate" else series.phases[phase].min(axis=0)
         share = _share(values, series.step_s)
         needless = phase == "aggregate" and setting.searches  # a search that finds nothing is a cause at any cost
         if share.value >= (NOTICEABLE if needless else limit):

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from paceline.cli import program
 from paceline.errors import InputError
+from paceline.measurements.store import Store
 from paceline.measurements.summary import compare_steps
+from paceline.measurements.trace.observed import Observed, ObservedStep, record
 
 
 def titan_log(path: Path, step_s: NDArray[np.float64], tokens: int = 4096) -> str:
@@ -122,3 +124,15 @@ def test_steps_that_depend_on_each_other_raise_no_false_alarm(steps_of) -> None:
         assert result is not None
         alarms += result.verdict != "no difference shown"
     assert alarms / turns <= 0.13, "of independent steps the same interval would give 40 % and more"
+
+
+@pytest.mark.parametrize("note", ["the batch is not known: no tensor was given to the model", "4 threads of each rank"])
+def test_a_watched_run_without_a_batch_is_not_compared_with_one_that_has_it(tmp_path: Path, note: str) -> None:
+    for name, labels, batch in (("new", (note,), 1), ("old", (), 8)):
+        steps = [ObservedStep(0, n, 0.1 * n, float(s), {}) for n, s in enumerate(noisy(0.1, 40, 3))]
+        observed = Observed(name=name, network="net", framework="pytorch/ddp", ranks=1, steps=steps, launcher="watch",
+                            labels=labels, batch=batch)  # fmt: skip
+        record(observed, Store(tmp_path / "store"))
+    found = asked(tmp_path, "study=new", "study=old")
+    assert isinstance(found.exception, InputError) is note.startswith("the batch"), found.output
+    assert not found.exception or "the batch of 1 of 2 launches is not known" in str(found.exception)

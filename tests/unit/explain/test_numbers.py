@@ -19,8 +19,8 @@ from paceline.explain.confirm import BarTrial, Trials, _apart, plan_trials, with
 from paceline.explain.explanation import explain_campaign
 from paceline.explain.findings import Change, Finding, across, gain_of, is_shown, ranked
 from paceline.explain.findings.rules import _on_faster_link, _spread_over
-from paceline.explain.levels import _cuts, _running_median, levels_of
-from paceline.explain.watched import StepCause, _lasting, _period, _Series, _share, _shares, _waiting
+from paceline.explain.levels import _cuts, _running_median, lasting, levels_of, period_of
+from paceline.explain.watched import StepCause, _Series, _share, _shares, _waiting
 from paceline.measurements.run import Span
 from paceline.measurements.summary import Interval
 from tests.made import Made, write
@@ -311,24 +311,24 @@ def test_a_share_has_the_interval_of_ten_parts() -> None:
 
 def test_eight_long_steps_in_a_row_are_a_level() -> None:
     row = np.array([[False] * 2 + [True] * 8 + [False] + [True] * 7 + [False]])
-    assert _lasting(row).tolist() == [[False] * 2 + [True] * 8 + [False] * 9]
+    assert lasting(row).tolist() == [[False] * 2 + [True] * 8 + [False] * 9]
 
 
 def test_regular_stalls_by_hand() -> None:
     numbers = np.arange(20)
     cost = np.where(numbers % 5 == 2, 1.0, 0.0)
-    assert _period(numbers, cost) == (5, 2)
-    assert _period(numbers, np.zeros(20)) == (0, 0)
+    assert period_of(numbers, cost) == (5, 2)
+    assert period_of(numbers, np.zeros(20)) == (0, 0)
     mostly = cost.copy()
     mostly[2] = 0.0  # three of four is less than four of five
-    assert _period(numbers, mostly) == (0, 0)
+    assert period_of(numbers, mostly) == (0, 0)
     mixed = cost + np.where(numbers == 4, 3.0, 0.0)
-    assert _period(numbers, mixed) == (0, 0), "four of seven seconds are less than 60 %"
-    assert _period(numbers, cost + np.where(numbers == 4, 2.6, 0.0)) == (5, 2)
-    assert _period(numbers, np.where(numbers % 8 == 2, 1.0, 0.0)) == (0, 0), (
+    assert period_of(numbers, mixed) == (0, 0), "four of seven seconds are less than 60 %"
+    assert period_of(numbers, cost + np.where(numbers == 4, 2.6, 0.0)) == (5, 2)
+    assert period_of(numbers, np.where(numbers % 8 == 2, 1.0, 0.0)) == (0, 0), (
         "nineteen steps hold three sixths, not eighths"
     )
-    assert _period(numbers, np.where(numbers % 6 == 1, 1.0, 0.0)) == (6, 1)
+    assert period_of(numbers, np.where(numbers % 6 == 1, 1.0, 0.0)) == (6, 1)
 
 
 def test_outliers_go_and_edges_stay() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -104,3 +105,24 @@ def test_slow_steps_of_everybody_blame_nobody(
 ) -> None:
     by_stage = {str(number): value for number, value in enumerate(stages)}
     assert Replay(1, replayed, replayed, 1.0, by_stage, {"0": 1.0}, {"0": 1.0}, {}).blame == blamed
+
+
+@pytest.mark.parametrize(
+    ("slow", "steps", "blame"),
+    [
+        ((1.04, 1.04, 1.04, 1.04, 1.04, 1.04), 6, ("stage", "1")),
+        ((1.08, 1.0, 1.07, 1.0, 1.09, 1.01), 6, None),
+        ((1.08, 1.0, 1.07), 3, ("stage", "1")),
+    ],
+    ids=["in every step", "in some, as others in others", "in few steps"],
+)
+def test_a_stage_that_is_first_by_chance_is_not_named(
+    slow: tuple[float, ...], steps: int, blame: tuple[str, str] | None
+) -> None:
+    """Its mean is above the others', which are slow in other steps; nothing stands out."""
+    each = {str(n): {"by_stage": {"1": value, "0": 1.045 - (value - 1.0), "2": 1.03}, "by_dp_rank": {"0": 1.01}}
+            for n, value in enumerate(slow)}  # fmt: skip
+    means = {key: fmean(step["by_stage"][key] for step in each.values()) for key in ("1", "2", "0")}
+    means["0"] = min(means["0"], means["1"])
+    found = Replay(steps, 1.1, 1.1, 1.0, by_stage=means, by_rank={}, by_dp_rank={"0": 1.01}, by_kind={}, by_step=each)
+    assert found.blame == blame

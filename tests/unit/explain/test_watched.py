@@ -327,3 +327,58 @@ def test_the_others_wait_for_a_rank_as_long_as_the_slowest_of_them_does() -> Non
     steps = train(lambda rank, step: {"forward": (0.0, 0.03, 0.05)[rank]}, ranks=3, noise=0.0)
     (cause,) = [one for one in judge_steps(steps).causes if one.kind == "slow_rank"]
     assert (cause.rank, cause.share.value) == (2, pytest.approx(0.02 / mean_step(steps)))
+
+
+def exchanged(seconds: Callable[[int], float], *, seed: int = 0) -> list[ObservedStep]:
+    """Steps in which the exchange that nothing hides takes so long on every rank."""
+    return [
+        replace(one, seconds=one.seconds + seconds(one.step),
+                phases={**one.phases, "aggregate": one.phases["aggregate"] + seconds(one.step)})
+        for one in train(ranks=4, seed=seed)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("begin", "end", "since", "until"), [(80, 200, 80, None), (0, 70, None, 69), (50, 120, 50, 119)]
+)
+def test_an_exchange_that_becomes_slow_is_named_with_its_steps(
+    begin: int, end: int, since: int | None, until: int | None, seed: int
+) -> None:
+    steps = exchanged(lambda step: 0.03 if begin <= step < end else 0.0, seed=seed)
+    judgement = judge_steps(steps)
+    (cause,) = judgement.causes
+    assert (cause.kind, cause.rank) == ("aggregate", None)
+    for found, planted in ((cause.since, since), (cause.until, until)):
+        assert (found is None) == (planted is None)
+        assert abs((found or 0) - (planted or 0)) <= 1
+    assert cause.share.value == pytest.approx(0.03 * (end - begin) / 200 / mean_step(steps), rel=0.15)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_exchange_that_compute_no_longer_hides_is_no_slow_link(seed: int) -> None:
+    """Each step takes as long as before: what backward lost, the exchange shows."""
+    steps = [
+        replace(one, phases={**one.phases, "backward": one.phases["backward"] - 0.02,
+                             "aggregate": one.phases["aggregate"] + 0.02}) if one.step >= 100 else one
+        for one in train(ranks=4, seed=seed)
+    ]  # fmt: skip
+    assert all(cause.since is None for cause in judge_steps(steps).causes)
+
+
+def test_single_long_exchanges_are_stalls() -> None:
+    judgement = judge_steps(exchanged(lambda step: 0.1 if step % 20 == 7 else 0.0))
+    (cause,) = judgement.causes
+    assert (cause.kind, cause.phase, cause.every, cause.since) == ("stalls", "aggregate", 20, 7)
+    assert "link" in advice_for(cause)
+
+
+def test_few_stalls_of_each_phase_are_one_cause() -> None:
+    """Two in each of three phases: no phase has three."""
+    places = {(0, 11): "forward", (1, 25): "forward", (0, 46): "backward", (1, 58): "backward", (0, 90): "update",
+              (0, 131): "update"}  # fmt: skip
+    judgement = judge_steps(train(lambda rank, step: {places[rank, step]: 0.6} if (rank, step) in places else {}))
+    (cause,) = judgement.causes
+    assert (cause.kind, cause.phase, cause.count, cause.since) == ("stalls", "any", 6, 11)
+    fewer = dict(list(places.items())[:5])
+    assert judge_steps(train(lambda r, s: {fewer[r, s]: 0.6} if (r, s) in fewer else {})).causes == ()

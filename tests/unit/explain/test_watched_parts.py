@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.explain import watched
+from paceline.explain import levels, watched
 from paceline.explain.watched import StepCause, _Series
 from paceline.measurements.summary import Interval
 
@@ -26,8 +26,8 @@ def costs(count: int, *places: int, height: float = 1.0) -> np.ndarray:
     ],
 )
 def test_a_period_needs_room_for_three(count: int, places: tuple[int, ...], found: tuple[int, int]) -> None:
-    assert watched._period(np.arange(count), costs(count, *places)) == found
-    shifted = watched._period(np.arange(count) + 60, costs(count, *places))
+    assert levels.period_of(np.arange(count), costs(count, *places)) == found
+    shifted = levels.period_of(np.arange(count) + 60, costs(count, *places))
     assert shifted == found, "steps of an epoch that begins at a multiple"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from paceline.errors import InputError
 from paceline.measurements.foreign import logs
 from paceline.measurements.foreign.log_forms import LOG_FORMS, LoggedStep
 
@@ -122,6 +123,16 @@ LINES = {
     "keras": "{step}/500 ━━━━━━━━━━━━━━━━━━━━ 12:01 1.6s/step - accuracy: 0.1 - loss: 2.3",
     "megatron": "[default0]: iteration {step:8d}/ 900 | elapsed time per iteration (s): 1.60 | global batch size: 64 |",
     "hf-trainer": f"{BAR}]", "bar": f"Steps: {BAR}, lr=1e-5, step_loss=0.1]",
+    "olmo": "2024-07-08 10:{minute:02d}:{second:02d}.500 host:0 olmo.train:908 INFO [step={step}/900,epoch=0]\n"
+    "    train/CrossEntropyLoss=1.78\n    throughput/total_tokens=2,097,152\n"
+    "    throughput/device/tokens_per_second=26,668",
+    "composer": "[batch={step}/900]:\n\t Train time/epoch: 0\n\t Train throughput/batches_per_sec: 0.625\n"
+    "\t Train throughput/device/batches_per_sec: 0.039\n\t Train throughput/device/mfu: 0.2489",
+    "ultralytics": "       1/55      9.03G      0.132      8.032      3.308   22   640:   5%|▌    | {step}/200 "
+    "[11:41<00:00,  1.60s/it]",
+    "paddlenlp": "[2022-08-31 16:12:28,082] [    INFO] - loss: 0.8, learning_rate: 2.97e-05, global_step: {step}, "
+    "interval_runtime: 16.0, interval_samples_per_second: 2.5, interval_steps_per_second: 0.625, epoch: 0.5",
+    "script": "INFO:root:Step {step}/900 | loss 2.31 | 9,120 tokens/s | step_time: 1.60s",
     "lightning": "Epoch 0: |          | {step}/? [00:10<00:00,  0.625it/s, v_num=0]",
 }  # fmt: skip
 OTHERS = {
@@ -134,6 +145,14 @@ OTHERS = {
     "torchvision": ("Epoch: [0]  [ {step}/500]  eta: 1:23:45  lr: 0.1  loss: 6.9 (6.9)  time: 1.6000  data: 0.01",),
     "mmengine": ("Iter(train) [ {step}/500]  lr: 2e-02  eta: 5:10:11  time: 1.6000  data_time: 0.0123  loss: 1.2",),
     "bar": (f"{BAR}, loss=0.1]", f"1|5|Loss: 2.25: {BAR}]"),
+    "olmo": ("2025-05-01 10:{minute:02d}:{second:02d}.123\thost:0\tINFO\t[step={step}/900,epoch=1,eta=1:00:00]\n"
+             "    train/CE loss=10.7\n    throughput/device/TPS=12,345",),
+    "composer": ("[epoch=1][batch={step}/900]:\n         Train throughput/batches_per_sec: 0.6250",),
+    "ultralytics": ("  1/55  0G  0.132  8.032  3.308   22   640: 5% ━━╸───── {step}/200 1.6s/it 3.2s<1:00",),
+    "script": ('{{"step": {step}, "loss": 2.31, "lr": 3e-4, "step_time_ms": 1600.0}}',
+               "epoch 1 | step {step}/900 | loss 2.31 | 1600.0 ms/step | lr 1e-3",
+               "[ppo_step {step}] iter time (s)=1.600, eps/s=12.1", "iteration={step} loss=2.1 0.625 it/s",
+               "(TaskRunner pid=7) step:{step} - perf/throughput:447.1 - timing_s/gen:1.1 - timing_s/step:1.600"),
     "lightning": ("Epoch 0: :  5%| | {step}/200 [00:06<01:00, global_step=5.0, train_step_timing in s=1.600]",),
 }  # fmt: skip
 
@@ -146,8 +165,11 @@ def test_lines_of_each_program(tmp_path: Path, form: str, line: str) -> None:
     head = "  train_batch_size ............. 32\n" + (
         "seq_len: 1024, local batch size: 32\n" if form == "torchtune" else ""
     )
-    numbers = (10, 20, 30) if form != "llama-factory" else (5, 10, 20, 30)  # the first line of a clock says no time
-    path.write_text(head + "".join(f"{line.format(step=n, elapsed=n * 8 // 5)}\n" for n in numbers))
+    by_clock = form in ("llama-factory", "olmo")
+    numbers = (5, 10, 20, 30) if by_clock else (10, 20, 30)  # the first line of a clock says no time
+    times = [dict(zip(("minute", "second"), divmod(n * 8 // 5, 60), strict=True)) for n in numbers]
+    lines = (line.format(step=n, elapsed=n * 8 // 5, **at) for n, at in zip(numbers, times, strict=True))
+    path.write_text(head + "".join(f"{text}\n" for text in lines))
     log = logs.read_log(path)
     assert log.form == form
     assert [step.seconds for step in log.steps] == pytest.approx([1.6] * 3)
@@ -198,3 +220,37 @@ def test_figures_that_the_times_of_the_lines_contradict(tmp_path: Path, stated: 
     notes = logs.read_log(path).notes
     assert bool(notes) is contradicts
     assert not notes or f"a step takes {stated:.3g} s, by the times of its lines 1.6 s" in notes[0]
+
+
+@pytest.mark.parametrize(("each_s", "found"), [(0.3, (0.25, 0.36)), (2.4, (2.0, 3.0)), (7.0, (7.0, 7.0))])
+def test_a_clock_of_whole_seconds_does_not_lengthen_short_steps(
+    tmp_path: Path, each_s: float, found: tuple[float, float]
+) -> None:
+    """Lines of one second do not count as steps of a second, and those between them are not dropped."""
+    path = tmp_path / "trainer_log.jsonl"
+    clock = [divmod(int(each_s * n), 60) for n in range(1, 101)]
+    text = LINES["llama-factory"].replace("0:00:{elapsed:02d}", "0:{at[0]:02d}:{at[1]:02d}")
+    path.write_text("".join(f"{text.format(step=n, at=at)}\n" for n, at in enumerate(clock, 1)))
+    seconds = [step.seconds or 0.0 for step in logs.read_log(path).steps]
+    assert found[0] <= min(seconds) <= max(seconds) <= found[1]
+
+
+@pytest.mark.parametrize("line", [
+    "step {n} loss 2.1 step_time 810", "validation step {n} step_time=9s", "step {n} loss 2.1 eval time 3.2s",
+    "Denoising steps:  50%|#| {n}/10 [00:01<00:01, 3.0it/s]", "saved step {n} of 900 in 3.2 s",
+    "step 1.{n} s, step_time=2 s",
+])  # fmt: skip
+def test_lines_that_do_not_say_how_long_a_step_takes(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("".join(f"{line.format(n=n)}\n" for n in range(1, 9)))
+    with pytest.raises(InputError, match="no line of a training log that we know"):
+        logs.read_log(path)
+
+
+def test_steps_of_epochs_without_length_count_on_only_where_they_begin_anew(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    words = "epoch {e} step {n} step_time=0.5s"
+    path.write_text("\n".join(words.format(e=e, n=n) for e in (1, 2) for n in (1, 2, 3)))
+    assert [step.step for step in logs.read_log(path).steps] == [1, 2, 3, 4, 5, 6]
+    path.write_text("\n".join(words.format(e=n // 4, n=n) for n in range(1, 8)))
+    assert [step.step for step in logs.read_log(path).steps] == [1, 2, 3, 4, 5, 6, 7]

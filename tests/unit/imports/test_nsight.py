@@ -150,3 +150,28 @@ def test_a_report_is_only_read(tmp_path: Path) -> None:
     path.chmod(0o444)
     scan_nsight(path)
     assert (path.read_bytes(), sorted(one.name for one in tmp_path.iterdir())) == (before, ["r.sqlite"])
+
+
+def test_graphs_without_kernels_are_refused(tmp_path: Path) -> None:
+    """As nsys records them by default: one event for all kernels of a launch."""
+    path = report(tmp_path / "r.sqlite")
+    db = sqlite3.connect(path)
+    db.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INT, end INT, deviceId INT, graphId INT)")
+    db.commit()
+    assert len(scan_nsight(path)) == 1
+    db.execute("INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (?, ?, 0, 1)", (10**12, 10**12 + 100 * MS))
+    db.commit()
+    db.close()
+    with pytest.raises(InputError, match=r"0\.1 s run as CUDA graphs") as found:
+        scan_nsight(path)
+    assert "--cuda-graph-trace=node" in str(found.value)
+
+
+def test_an_empty_text_stands_for_a_registered_one(tmp_path: Path) -> None:
+    path = report(tmp_path / "r.sqlite")
+    db = sqlite3.connect(path)
+    db.execute("UPDATE NVTX_EVENTS SET text = '' WHERE text IS NULL")
+    db.commit()
+    db.close()
+    (trace,) = scan_nsight(path)
+    assert {"forward", "backward", "update"} <= set(trace.covers)

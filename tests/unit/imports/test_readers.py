@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from paceline.api import profile_of_run
 from paceline.cli import program
 from paceline.errors import InputError, Unsupported
-from paceline.measurements.trace import intervals
+from paceline.measurements.trace import intervals, wire
+from paceline.measurements.trace.formats import read_trace
 from paceline.measurements.trace.intervals import Gathering, divide
-from paceline.measurements.trace.job import read_job
+from paceline.measurements.trace.job import rank_in_name, read_job
 from paceline.measurements.trace.profiled import scan_kineto
 from paceline.measurements.trace.stream import EventStream
 from paceline.model.profiles import _bucket_rows, _layers
@@ -278,7 +279,8 @@ def test_missing_ranks_are_refused_unless_a_part_is_enough(tmp_path: Path) -> No
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from paceline.measurements.trace.job import read_job
+from paceline.measurements.trace.formats import read_trace
+from paceline.measurements.trace.job import rank_in_name, read_job
 resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[2]) << 20,) * 2)
 job = read_job([Path(sys.argv[1])])
 print(len(job.steps), round(sum(one.compute_s for one in job.shares), 3))
@@ -324,3 +326,25 @@ def test_measured_steps_go_to_chakra_and_come_back(tmp_path: Path) -> None:
     assert [s["communication_s"] for s in again["steps"]] == pytest.approx(
         [s["communication_s"] for s in first["steps"]]
     )
+
+
+def _node(number: int, kind: int, *times: bytes) -> bytes:
+    content = wire.number(1, number) + wire.text(2, f"node{number}") + wire.number(3, kind) + b"".join(times)
+    return wire.varint(len(content)) + content
+
+
+def test_a_chakra_trace_for_simulators_is_refused_and_exchanges_of_others_are_known(tmp_path: Path) -> None:
+    """As its converters write them: durations in whole microseconds, no start; or by hand, with starts and no rank."""
+    head = wire.varint(7) + wire.text(1, "0.0.4")
+    path = tmp_path / "trace.3.et"
+    path.write_bytes(head + b"".join(_node(n, kind, wire.number(7, 12)) for n, kind in enumerate((4, 7, 5), 1)))
+    with pytest.raises(InputError, match="none of its 3 nodes says when it began") as found:
+        read_job([path])
+    assert "torch.profiler" in str(found.value)
+    kinds = (4, 7, 5, 6, 2, 8, 1)
+    path.write_bytes(
+        head + b"".join(_node(n, k, wire.number(6, 5 + n), wire.number(7, 12)) for n, k in enumerate(kinds, 1))
+    )
+    phases = ["forward", "aggregate", "aggregate", "aggregate", "h2d", "io"]
+    assert [(span.rank, span.phase) for span in read_trace(path, fallback_rank=3)] == [(3, phase) for phase in phases]
+    assert (rank_in_name(path, 0), rank_in_name(Path("rank7.et"), 0), rank_in_name(Path("a.et"), 2)) == (3, 7, 2)

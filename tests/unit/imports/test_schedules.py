@@ -288,6 +288,21 @@ def test_a_slow_step_of_everybody_is_nobody_s_fault(tmp_path: Path) -> None:
     assert answer.blame is None
 
 
+@pytest.mark.parametrize("noise", [0.1, 0.2])
+def test_stages_that_vary_are_not_named_and_a_slow_one_is(tmp_path: Path, noise: float) -> None:
+    """Log-normal noise of each computation: some stage is always first."""
+    for seed in range(6):
+        chance = np.random.default_rng(seed)
+
+        def vary(replica: int, stage: int, way: str, chance: np.random.Generator = chance) -> float:
+            return float(np.exp(noise * chance.standard_normal()))
+
+        even = [run_step(1, vary) for _ in range(6)]
+        assert steps_of(tmp_path / "p.parquet", even).blame is None
+        slow = [run_step(1, lambda *one: vary(*one) * (1.2 if one[1] == 2 else 1.0)) for _ in range(6)]
+        assert steps_of(tmp_path / "p.parquet", slow).blame == ("stage", "2")
+
+
 def test_a_slow_step_of_one_rank_is_that_rank_s_not_its_replica_s(tmp_path: Path) -> None:
     even = run_step(1, lambda *one: 1.0)
     slow = run_step(1, lambda replica, stage, way: 6.0 if (replica, stage) == (1, 1) else 1.0)

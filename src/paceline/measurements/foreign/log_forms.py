@@ -40,6 +40,8 @@ class LoggedStep:
     """Samples per second of all devices."""
     start: int = 0
     """Which start of the training wrote the line: a log may go on after a checkpoint was loaded."""
+    is_coarse: bool = False
+    """Whether the time of the line is in whole seconds."""
 
 
 Reader = Callable[[str], LoggedStep | None]
@@ -90,9 +92,10 @@ def _logged(place: dict[str, str | None], found: dict[str, float]) -> LoggedStep
     return LoggedStep(
         step=_step_of(place),
         at_s=_elapsed(place.get("elapsed")),
+        is_coarse=place.get("elapsed") is not None,
         seconds=_seconds_of(found),
         tokens_per_s=found.get("tokens"),
-        mfu=found["mfu"] / 100 if "mfu" in found else None,
+        mfu=found["mfu"] / 100 if "mfu" in found else found.get("mfu_share"),
         tflops=found.get("tflops"),
         samples=int(found["samples"]) if "samples" in found else None,
         total=int(total) if total else None,
@@ -122,6 +125,41 @@ def _elapsed(clock: str | None) -> float | None:
 
 ELAPSED = re.compile(r"(?:(\d{1,5}) days?, )?(?:(\d{1,6}):)?(\d{1,2}):(\d{1,2})")
 BAR = r"\d+%\|[^|]*\|\s*(?P<step>\d{1,12})/(?P<total>\d{1,12}) \[(?P<elapsed>[0-9:?]+)<[0-9:?, ]+"
+TIMED = (
+    r"(?i:\b(?:(?:step|iter(?:ation)?|batch|update)[ _-]?(?:time|duration)|"
+    r"time[ _/-]?per[ _/-]?(?:step|iter(?:ation)?|batch|update)|(?:step|iter(?:ation)?)[ _-]took))"
+)
+"""Names of the time of a step in logs of users' own programs."""
+UNITS = {"s": r"(?:s|secs?|seconds?)", "ms": r"(?:ms|msecs?|milliseconds?)"}
+
+
+def _in_unit(unit: str) -> str:
+    """The time of a step whose unit is named before or after the number; without a unit, it is no time."""
+    word, before, after = UNITS[unit], r"[\"']?\s?[:=|]?\s{0,4}", rf"(?=[\d.,eE+-]+\s?{UNITS[unit]}(?![\w/]))"
+    named = rf"{TIMED}(?:_{word}|\s?[(\[]{word}[)\]]){before}"
+    rate = rf"(?<![\w.])(?=[\d.,]+ ?{word}/(?:it(?:er(?:ation)?)?|step|batch|update)\b)"
+    named += r"|\btiming_s/step:" if unit == "s" else ""  # of verl
+    return rf"(?:{named}|{TIMED}{before}{after}|{rate}){NUMBER}"
+
+
+def _of_training(reader: Reader) -> Reader:
+    """The same reader, without lines of an evaluation and bars."""
+
+    def read(line: str) -> LoggedStep | None:
+        lowered = line.lower()
+        if not any(word in lowered for word in ("step", "iter", "update")) or OTHER_STEPS.search(lowered):
+            return None
+        return reader(line)
+
+    return read
+
+
+OTHER_STEPS = re.compile(r"%\||\b(?:eval|evaluat\w+|val|valid|validat\w+|test\w*|infer\w*)\b")
+OWN_STEP = (
+    r"(?i:(?:\bepoch\W{0,3}(?P<epoch>\d{1,6})\b.{0,40}?)?(?:\b|_)(?:step|iter(?:ation)?|update)s?[\"']?\s{0,3}[:=#]?"
+    r"\s{0,3}[\[(]?\s{0,9}(?P<step>\d{1,12})\b(?![.:]\d|\s?(?:m?s(?:ec)?\b|%)))"
+)
+"""The number of a step in a line of a user's own program, and of its epoch."""
 OF_EPOCH = r"\[\s{0,9}(?P<step>\d{1,9})/(?P<total>\d{1,9})"
 LOG_FORMS: dict[str, Reader] = {
     "torchtitan": _form(
@@ -149,7 +187,7 @@ LOG_FORMS: dict[str, Reader] = {
     ),
     "nanogpt": _form("iter ", r"\biter (?P<step>\d{1,12}): loss ", ms=rf"\btime {NUMBER}ms\b", mfu=rf"\bmfu {NUMBER}%"),
     "llm.c": _form(  # and nanochat; their tokens per second are of all devices
-        "step ", r"\bstep\s+(?P<step>\d{1,12})(?:/\d+)?(?: \([\d.]+%\))?\s?[|:] (?:train )?loss",
+        "step ", r"(?:^|[\]>]:?)\s*step\s+(?P<step>\d{1,12})(?:/\d+)?(?: \([\d.]+%\))?\s?[|:] (?:train )?loss",
         ms=rf"(?:[|(]\s{{0,9}}|\bdt: ){NUMBER} ?ms\b", mfu=rf"(?:\bmfu: |(?=[\d.]+% \w+ MFU)){NUMBER}",
     ),
     "maxtext": _form(
@@ -191,10 +229,33 @@ LOG_FORMS: dict[str, Reader] = {
         "s/step", r"^\s*(?P<step>\d{1,9})/(?P<total>\d{1,9})\s(?!\[[=>.]* ?\] - ETA)", seconds=rf"[ -]{NUMBER}s/step\b",
         ms=rf"[ -]{NUMBER}ms/step\b", us=rf"[ -]{NUMBER}[uμ]s/step\b",
     ),
+    "olmo": _form(
+        "[step=", r"\[step=(?P<step>\d{1,12})/\d+,\s?epoch=",
+        tokens=rf"\bthroughput/device/(?:tokens_per_second|TPS)={NUMBER}",
+    ),
+    "composer": _form(
+        "[batch=", r"(?:\[epoch=(?P<epoch>\d{1,6})(?:/\d+)?\])?\[batch=(?P<step>\d{1,9})/(?P<total>\d{1,9})\]:",
+        rate=rf"\bthroughput/batches_per_sec: {NUMBER}", tokens=rf"\bthroughput/device/tokens_per_sec: {NUMBER}",
+        mfu_share=rf"\bthroughput/device/mfu: {NUMBER}",
+    ),
+    "ultralytics": _form(
+        "it", r"^\s*(?P<epoch>\d{1,6})/\d{1,6}\s+[\d.]+[GM]B?\s[^%]{0,300}:\s+\d+%(?:\|[^|]*\|| [^\d|]{0,99}) ?"
+        r"(?P<step>\d{1,9})/(?P<total>\d{1,9})\s", rate=rf"(?<=[ ,\[]){NUMBER}it/s\b",
+        seconds=rf"(?<=[ ,\[]){NUMBER}s/it\b",
+    ),
+    "paddlenlp": _form(
+        "interval_runtime", r"\bglobal_step: (?P<step>\d{1,12})\b", rate=rf"\binterval_steps_per_second: {NUMBER}",
+        tokens=rf"\binterval_tokens_per_second_per_device: {NUMBER}",
+    ),
     "deepspeed": _form(
         "SamplesPerSec=", r"(?:\bglobal_step=|\] \d{1,9}/)(?P<step>\d{1,12}), (?:RunningAvg)?SamplesPerSec",
         sample_rate=rf"\b(?:Curr)?SamplesPerSec={NUMBER}",
     ),
+    "script": _of_training(_form(
+        "", OWN_STEP, seconds=_in_unit("s"), ms=_in_unit("ms"),
+        rate=rf"(?<![\w.])(?=[\d.,]+ ?(?:it(?:er(?:ation)?s?)?|steps?|batch(?:es)?|updates?)/s(?:ec(?:ond)?)?\b)"
+        rf"{NUMBER}",
+    )),
 }  # fmt: skip
 """The reader of a line by the program that writes it. Of several in one log the first counts: a library beneath a
 program writes lines of its own."""
@@ -202,5 +263,6 @@ KNOWN_LINES = (
     "known lines: torchtitan (`step: 5  loss: ...  tps: ...`), Megatron (`iteration 5/100 | ... elapsed time per "
     "iteration (ms): ...`), bars of HF Trainer, Lightning and others (`| 5/100 [00:10<03:00, 1.9s/it]`), NeMo, "
     "nanoGPT, llm.c, MaxText, torchvision, timm, MMEngine, Detectron2, DeepSpeed, fairseq, Keras, LLaMA-Factory, "
-    "torchtune"
+    "torchtune, OLMo, Composer, Ultralytics, PaddleNLP; of your own program, a line for each step with its number and "
+    "its time with a unit (`step 5 ... step_time: 1.9s`, `1.9 s/step`, `0.5 it/s`)"
 )

@@ -30,6 +30,11 @@ EPOCH = re.compile(r"\s*Epoch (\d{1,6})/\d{1,6}\s*")
 """A line before the bars of an epoch, which count from its begin."""
 OF_EPOCHS = ("keras", "hf-trainer", "bar")
 """Forms whose bar may be of an epoch that only a line before it names."""
+FRACTION = re.compile(r"\d\d:\d\d:\d\d[.,]\d")
+TABLE = re.compile(r"\[(?:batch|step)=\d{1,12}/\d{1,12}[^\]]{0,80}\]:?\s*$")
+"""The head of a table of metrics, as OLMo and Composer write them."""
+COARSE_S = 4.0
+"""Seconds between lines from which a clock of whole seconds tells how long a step took."""
 MOMENT = re.compile(r"(\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)")
 
 
@@ -93,7 +98,7 @@ def _end_of(path: Path) -> bytes:
 
 def looks_like_log(path: Path) -> bool:
     """Whether one of the first lines of a file is one that we know."""
-    for number, line in enumerate(_lines(path)):
+    for number, line in enumerate(_records(path)):
         if number > 20_000:
             return False
         if METRICS.match(line) or any(_step_in(path, line, form) for form in LOG_FORMS):
@@ -106,7 +111,7 @@ def read_log(path: Path) -> TrainingLog:
     forms, facts, steps, metrics, starts = [*LOG_FORMS], dict[str, int](), list[LoggedStep](), 0, set[int]()
     form: str | None = None
     epoch = 0
-    for line in _lines(path):
+    for line in _records(path):
         epoch = int(head.group(1)) - 1 if (head := EPOCH.fullmatch(line)) else epoch
         is_head = _note_facts(line, facts)
         metrics += METRICS.match(line) is not None
@@ -115,8 +120,10 @@ def read_log(path: Path) -> TrainingLog:
             form, forms, steps, starts = name, forms[: forms.index(str(name)) + 1], [], set()
         if found is not None:
             rank = RANK.search(line)
-            at_s, before = _moment(line) or found.at_s, epoch * (found.total or 0) if form in OF_EPOCHS else 0
-            steps.append(replace(found, step=found.step + before, rank=int(rank[1]) if rank else None, at_s=at_s))
+            before, moment = epoch * (found.total or 0) if form in OF_EPOCHS else 0, _moment(line)
+            found = replace(found, step=found.step + before, rank=int(rank[1]) if rank else None)
+            coarse = moment is not None and FRACTION.search(line) is None
+            steps.append(found if moment is None else replace(found, at_s=moment, is_coarse=coarse))
         elif is_head and steps:
             starts.add(len(steps))
         if len(steps) > MOST_STEPS:
@@ -154,6 +161,22 @@ def _lines(path: Path) -> Iterator[str]:
             yield ESCAPES.sub("", rest[:LONGEST].decode("utf-8", errors="replace"))
         except BROKEN as error:
             raise InputError(f"{path} is truncated or damaged: {error}", hint="copy the log again") from None
+
+
+def _records(path: Path) -> Iterator[str]:
+    """Lines; one that begins a table of metrics has the indented lines after it."""
+    held = ""
+    for line in _lines(path):
+        if held and line[:1] in (" ", "\t") and len(held) < LONGEST:
+            held = f"{held} {line.strip()}"
+            continue
+        if held:
+            yield held
+        held = line if TABLE.search(line) else ""
+        if not held:
+            yield line
+    if held:
+        yield held
 
 
 def _step_in(path: Path, line: str, form: str) -> LoggedStep | None:
@@ -199,7 +222,7 @@ def _through_epochs(steps: Sequence[LoggedStep]) -> Iterator[LoggedStep]:
     """The steps, counted on where an epoch of unknown length ends."""
     before, last = 0, LoggedStep(0)
     for step in steps:
-        if step.epoch is not None and last.epoch is not None and step.epoch > last.epoch:
+        if step.epoch is not None and last.epoch is not None and step.epoch > last.epoch and step.step <= last.step:
             before += last.step
         last = step
         yield replace(step, step=before + step.step)
@@ -235,13 +258,24 @@ def _once(steps: Sequence[LoggedStep]) -> list[LoggedStep]:
 
 
 def _timed(steps: list[LoggedStep], facts: dict[str, int]) -> list[LoggedStep]:
-    """The steps whose seconds are known."""
-    timed = []
-    for before, step in zip([None, *steps], steps, strict=False):
-        seconds = step.seconds or _from_rates(step, facts) or _from_times(before, step)
+    """The steps whose seconds are known; a clock of whole seconds tells the mean of all steps of some seconds."""
+    timed, before = list[LoggedStep](), None
+    for step in steps:
+        seconds = step.seconds or _from_rates(step, facts)
+        if not seconds and before is not None and _is_too_near(before, step):
+            continue
+        seconds = seconds or _from_times(before, step)
         if seconds is not None and 0 < seconds < 1e6:
             timed.append(replace(step, seconds=seconds))
+        before = step
     return timed
+
+
+def _is_too_near(before: LoggedStep, step: LoggedStep) -> bool:
+    """Whether so little time lies between two lines of one start that a clock of whole seconds does not tell it."""
+    if before.at_s is None or step.at_s is None or not (before.is_coarse and step.is_coarse):
+        return False
+    return (before.rank, before.start) == (step.rank, step.start) and step.at_s - before.at_s < COARSE_S
 
 
 def _without_impossible(steps: list[LoggedStep]) -> tuple[list[LoggedStep], tuple[str, ...]]:

@@ -3,7 +3,8 @@
 A step is an NVTX range such as `step 5`, `iteration_5` or `ProfilerStep#5`, or one named `step`, counted in order.
 Ranges tell the phases of the host, kernels belong to the phase in which they were launched, and a step lasts from the
 first kernel that was launched in its range to the first of the next step. Only columns are read that nsys has written
-since 2021. The file is opened read-only; only plain tables are read, and no function is called.
+since 2020; a report whose graphs are single events has no kernels to tell apart, and is refused. The file is opened
+read-only; only plain tables are read, and no function is called.
 """
 
 from __future__ import annotations
@@ -53,6 +54,9 @@ RANGES = (
     "torch.autograd.profiler.emit_nvtx()"
 )
 STEPS = "put torch.cuda.nvtx.range_push(f'step {i}') and range_pop() around every iteration, and profile several"
+GRAPHS = "profile again with `nsys profile --cuda-graph-trace=node`, which records the kernels of graphs"
+LEAST_GRAPHS = 0.01
+"""Share of the time of kernels from which what runs as a graph counts."""
 KERNELS = "profile with `nsys profile --trace=cuda,nvtx`"
 Row = tuple[Any, ...]
 
@@ -128,6 +132,7 @@ TABLES = {
     "CUPTI_ACTIVITY_KIND_KERNEL": ("start", "end", "globalPid", "correlationId", "deviceId", "shortName"),
     "CUPTI_ACTIVITY_KIND_MEMCPY": ("start", "end", "globalPid", "copyKind", "bytes"),
     "CUPTI_ACTIVITY_KIND_RUNTIME": ("start", "globalTid", "correlationId"),
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": ("start", "end"),
     "NVTX_EVENTS": ("start", "end", "globalTid", "eventType", "text", "textId"),
     "StringIds": ("id", "value"),
 }
@@ -145,7 +150,10 @@ def _process(identifier: Any) -> int:
 
 def _traces(path: Path, report: _Report, fallback_rank: int) -> tuple[RankTrace, ...]:
     scans: dict[int, PhaseScan] = defaultdict(lambda: PhaseScan(path, "nsight"))
-    devices = _kernels(report, scans)
+    devices, busy_ns = _kernels(report, scans)
+    graphs_ns = sum(int(end) - int(start) for start, end in report.rows("CUPTI_ACTIVITY_KIND_GRAPH_TRACE"))
+    if graphs_ns > LEAST_GRAPHS * busy_ns:
+        raise InputError(f"{path}: {graphs_ns / 1e9:.3g} s run as CUDA graphs, whose kernels it lacks", hint=GRAPHS)
     if not devices:
         raise InputError(f"{path} has no kernel of a device", hint=KERNELS)
     for start, thread, correlation in report.rows("CUPTI_ACTIVITY_KIND_RUNTIME"):
@@ -157,19 +165,21 @@ def _traces(path: Path, report: _Report, fallback_rank: int) -> tuple[RankTrace,
     return tuple(_trace(path, scans[process], marks.get(process, {}), ranks[process]) for process in ordered)
 
 
-def _kernels(report: _Report, scans: dict[int, PhaseScan]) -> dict[int, int]:
-    """Note kernels and copies; the device of each process."""
+def _kernels(report: _Report, scans: dict[int, PhaseScan]) -> tuple[dict[int, int], int]:
+    """Note kernels and copies; the device of each process, and nanoseconds of all kernels."""
     names: dict[Any, str] = {}
     devices: dict[int, int] = {}
+    busy_ns = 0
     for start, end, process, correlation, device, name in report.rows("CUPTI_ACTIVITY_KIND_KERNEL"):
         if name not in names:
             names[name] = report.text(name)
         devices.setdefault(_process(process), int(device))
         scans[_process(process)].take(_event("kernel", names[name], start, end, correlation=correlation))
+        busy_ns += int(end) - int(start)
     for start, end, process, kind, size in report.rows("CUPTI_ACTIVITY_KIND_MEMCPY"):
         if kind in TO_DEVICE and _process(process) in devices:
             scans[_process(process)].take(_event("gpu_memcpy", "Memcpy HtoD", start, end, size_bytes=size))
-    return devices
+    return devices, busy_ns
 
 
 def _event(kind: str, name: str, start: Any, end: Any, **args: Any) -> dict[str, Any]:
@@ -190,9 +200,9 @@ def _ranges(report: _Report, scans: dict[int, PhaseScan]) -> dict[int, Marks]:
         process = _process(thread)
         if end is None or kind not in (PUSH_POP, START_END, None) or process not in scans:
             continue
-        if text is None and number not in names:
+        if not text and number not in names:  # of 2020, every column has a value
             names[number] = report.text(number)
-        name = str(text if text is not None else names[number])
+        name = str(text or names[number])
         step = STEP_NAME.match(name.strip())
         if step:
             marks[process][step[1].lower()].append((int(step[2]) if step[2] else None, int(start), int(end)))

@@ -1,7 +1,9 @@
 """Chakra execution traces (MLCommons): length-delimited protocol buffers, a metadata message, then nodes.
 
 Compute becomes COMP_NODE, exchange COMM_COLL_NODE with its bytes as `comm_size`; a node depends on the previous node
-of its phase. Times are whole microseconds in this format; attributes hold the exact times.
+of its phase. Times are whole microseconds in this format; attributes hold the exact times. Of other tools' nodes, the
+exchanges are those of collectives, sends and receives, and what carries no step belongs to step 0. What `chakra_trace`
+tools write for simulators says how long nodes take and not when they began: it is refused.
 Schema: mlcommons/chakra, schema/protobuf/et_def.proto.
 """
 
@@ -19,9 +21,18 @@ from paceline.measurements.trace.stream import begin_of, read_content
 __all__ = ["looks_like_chakra", "read_chakra", "to_chakra"]
 
 VERSION = "0.0.4"
-COMPUTE, COLLECTIVE = 4, 7
+METADATA, LOAD, COMPUTE, SEND, RECEIVE, COLLECTIVE, STORAGE, BATCH = 1, 2, 4, 5, 6, 7, 8, 9
+EXCHANGES = (SEND, RECEIVE, COLLECTIVE)
+READING = (STORAGE, BATCH)
 ALL_REDUCE = 0
 MOST_BYTES = 1 << 30
+START_FIELD = 6
+TIMELESS = (
+    "it was written for simulators; import the traces that torch.profiler wrote in the same run "
+    "(prof.export_chrome_trace), from which chakra_trace_link takes its times"
+)
+LONGEST_HEAD = 1 << 16
+"""Bytes within which the first message ends."""
 
 
 def to_chakra(spans: Iterable[Span], *, rank: int) -> bytes:
@@ -79,17 +90,28 @@ def _attribute(name: str, value: bool | int | float | str) -> bytes:
 
 
 def looks_like_chakra(path: Path) -> bool:
-    """By its name, or by a message that begins with a version or an attribute."""
-    begin = begin_of(path, 16)
-    return path.suffix == ".et" or begin.lstrip(bytes(range(0x80, 0x100)))[1:2] in (b"\x0a", b"\x12")
+    """By its name, or by a first message of nothing but a version and attributes."""
+    begin = begin_of(path, LONGEST_HEAD)
+    if path.suffix == ".et":
+        return True
+    try:
+        size, at = wire.read_varint(begin, 0)
+        found = {number for number, _ in wire.fields(begin[at : at + size])}
+    except (IndexError, ValueError, struct.error):
+        return False
+    return bool(found) and found <= {1, 2} and at + size <= len(begin)
 
 
-def read_chakra(path: Path) -> tuple[Span, ...]:
-    """The nodes of an execution trace as spans."""
+def read_chakra(path: Path, *, fallback_rank: int = 0) -> tuple[Span, ...]:
+    """The nodes of an execution trace as spans, of the rank in its metadata."""
     try:
         messages = list(_messages(read_content(path, MOST_BYTES, "record fewer steps")))
-        rank = int(_attributes(messages[0], 2).get("rank", 0)) if messages else 0
-        return tuple(_span(content, rank) for content in messages[1:])
+        rank = int(_attributes(messages[0], 2).get("rank", fallback_rank)) if messages else fallback_rank
+        if len(messages) > 1 and not any(map(_is_timed, messages[1:])):
+            raise InputError(f"{path}: none of its {len(messages) - 1} nodes says when it began", hint=TIMELESS)
+        return tuple(_span(content, rank) for content in messages[1:] if _kind(content) != METADATA)
+    except InputError:
+        raise
     except (ValueError, IndexError, TypeError, OverflowError, struct.error) as error:
         raise InputError(
             f"{path} is not a Chakra execution trace: {error}",
@@ -119,16 +141,25 @@ def _attributes(content: bytes, field: int) -> dict[str, int | float | str]:
     return attributes
 
 
+def _is_timed(content: bytes) -> bool:
+    return any(number == START_FIELD for number, _ in wire.fields(content)) or "start_s" in _attributes(content, 10)
+
+
+def _kind(content: bytes) -> int:
+    return next((int(value) for number, value in wire.fields(content) if number == 3 and isinstance(value, int)), 0)
+
+
 def _span(content: bytes, rank: int) -> Span:
     given = dict(wire.fields(content))
     attributes = _attributes(content, 10)
-    exchange = given.get(3) == COLLECTIVE
+    kind = _kind(content)
+    implied = "aggregate" if kind in EXCHANGES else "io" if kind in READING else "h2d" if kind == LOAD else "forward"
     size = attributes.get("comm_size", attributes.get("tensor_size"))
     name = given.get(2, b"")
     return Span(
         rank=rank,
         step=int(attributes.get("step", 0)),
-        phase=str(attributes.get("phase", "aggregate" if exchange else "forward")),
+        phase=str(attributes.get("phase", implied)),
         name=name.decode() if isinstance(name, bytes) else "",
         start_s=float(attributes.get("start_s", _micros(given.get(6)))),
         seconds=float(attributes.get("seconds", _micros(given.get(7)))),

@@ -34,13 +34,15 @@ TRACE_READERS: dict[str, Callable[[Path], tuple[Span, ...]]] = {
 what `torch.profiler` exports."""
 
 
-def read_trace(path: Path, format: str | None = None) -> tuple[Span, ...]:  # noqa: A002
-    """The spans of a trace; its content tells the format if none is named."""
+def read_trace(path: Path, format: str | None = None, *, fallback_rank: int = 0) -> tuple[Span, ...]:  # noqa: A002
+    """The spans of a trace; its content tells the format if none is named, and its rank if the format does."""
     name = format or format_of(path)
     if name not in TRACE_READERS:
         raise UnknownName("trace format", name, TRACE_READERS)
     try:
-        return tuple(checked_spans(path, TRACE_READERS[name](path)))
+        chakra = name == "chakra"
+        found = read_chakra(path, fallback_rank=fallback_rank) if chakra else TRACE_READERS[name](path)
+        return tuple(checked_spans(path, found))
     except PacelineError:  # some are a ValueError too
         raise
     except (ValueError, TypeError, KeyError, OverflowError) as error:

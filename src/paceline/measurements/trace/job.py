@@ -19,7 +19,7 @@ from paceline.measurements.trace.stream import EventStream
 
 __all__ = ["TracedJob", "join_traces", "rank_in_name", "read_job", "traced_job"]
 
-IN_NAME = re.compile(r"rank[-_. ]?(\d{1,6})", flags=re.I)
+IN_NAME = re.compile(r"rank[-_. ]?(\d{1,6})|\.(\d{1,6})\.et$", flags=re.I)
 EVERY_RANK = (
     "export a trace on every rank: on_trace_ready=lambda prof: prof.export_chrome_trace(f'trace-rank{rank}.json'), and "
     "name all files; --partial imports the ranks that are there"
@@ -80,7 +80,7 @@ def join_traces(kind: str, traces: Sequence[RankTrace], *, partial: bool = False
 def rank_in_name(path: Path, fallback: int) -> int:
     """The rank that the name of a file tells."""
     named = IN_NAME.findall(path.name)
-    return int(named[-1]) if named else fallback
+    return int("".join(named[-1])) if named else fallback
 
 
 def traced_job(kind: str, traces: Sequence[RankTrace], notes: Sequence[str] = (), fewest: int = 2) -> TracedJob:
@@ -111,7 +111,7 @@ def _scan(path: Path, kind: str, rank: int) -> tuple[RankTrace, ...]:
     if kind == "chrome":
         found = gather_spans(str(path), checked_spans(path, spans_from_events(checked_events(EventStream(path)))), kind)
     else:
-        spans = read_trace(path, kind)
+        spans = read_trace(path, kind, fallback_rank=rank)
         placed = _repeated(spans, rank) if kind == "horovod" else spans
         found = gather_spans(str(path), placed, kind)
     for trace in found:

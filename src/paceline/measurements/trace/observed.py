@@ -27,12 +27,14 @@ from paceline.spec.cluster import Cluster
 from paceline.spec.fields import LABEL_WORDS, Label
 from paceline.spec.strategy import Strategy
 
-__all__ = ["Observed", "ObservedStep", "check_name", "exposed_steps", "observed_steps", "record"]
+__all__ = ["BATCH_UNKNOWN", "Observed", "ObservedStep", "check_name", "exposed_steps", "observed_steps", "record"]
 
 UNKNOWN_MACHINE = Machine(
     host="unknown", cpu="unknown", cores=1, memory_bytes=0, os="unknown", kernel="unknown", python="unknown",
     paceline=paceline.__version__,
 )  # fmt: skip
+BATCH_UNKNOWN = "the batch is not known"
+"""How the note of a run begins whose samples are counted as one for each rank and step."""
 COUNTED_FIRST = ("forward", "backward", "update", "aggregate", "h2d", "io")
 """Time that two phases cover counts for the first of them: an exchange during compute is hidden."""
 Stretch = tuple[float, float]

@@ -73,6 +73,8 @@ def fields(data: bytes) -> Iterator[tuple[int, int | float | bytes]]:
             value, at = struct.unpack_from("<f", data, at)[0], at + 4
         elif kind == 2:
             size, at = read_varint(data, at)
+            if at + size > len(data):
+                raise ValueError("a field longer than its message")
             value, at = data[at : at + size], at + size
         else:
             raise ValueError(f"wire type {kind}")

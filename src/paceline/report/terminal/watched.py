@@ -60,6 +60,7 @@ EXCHANGES = {
 }
 """For each reason: what exposes the exchange, and what to do."""
 STALL_ADVICE = {
+    "aggregate": "look at the link at these steps: checkpoints or other jobs that use it, errors of a port",
     "io": "more loader workers or a longer prefetch, or look at the storage at these steps",
     "other": "look at what the loop does at these steps: logging, evaluation, checkpoints",
     "update": "look at what the optimiser does at these steps, such as a schedule or a flush of its state",

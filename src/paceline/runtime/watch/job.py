@@ -18,7 +18,7 @@ from paceline.bench.environments import worker_path
 from paceline.bench.machine import describe_machine
 from paceline.errors import InputError
 from paceline.measurements.run import Span
-from paceline.measurements.trace.observed import Observed, ObservedStep
+from paceline.measurements.trace.observed import BATCH_UNKNOWN, Observed, ObservedStep
 from paceline.runtime.watch.recorder import ORDER, TRACED_STEPS
 
 __all__ = ["name_of_command", "observe", "read_records", "run_watched", "steps_of"]
@@ -129,7 +129,7 @@ def observe(name: str, records: Sequence[Record], *, launcher: str = "watch", la
         update={"threads": first.get("threads"), "versions": first.get("versions", {})}
     )
     return Observed(
-        name=name, ranks=ranks, launcher=launcher, network=str(first.get("model", "model")), batch=first["batch"],
+        name=name, ranks=ranks, launcher=launcher, network=str(first.get("model", "model")), batch=first["batch"] or 1,
         framework=first.get("framework", "pytorch/ddp"),
         steps=[step for record in records for step in steps_of(record, record["wall"] - origin)],
         spans=[Span(rank=record["rank"], **span) for record in records for span in record["spans"]],
@@ -159,6 +159,7 @@ def _labels(first: Mapping[str, Any]) -> tuple[str, ...]:
         "torch.compile: whole graphs, no layers": first.get("compiled"),
         "no module was called in training: forward is outside of the phases": unseen,
         SHARDED: first.get("sharded"),
+        f"{BATCH_UNKNOWN}: no tensor was given to the model; one sample for each rank and step": not first["batch"],
         f"{optimizers} optimisers: a step ends with the one that is called least": optimizers > 1,
         f"{first.get('others')} more processes recorded steps: this is the training with most": first.get("others"),
         f"one of {first['every']} steps watched": first["every"] > 1,

@@ -153,7 +153,7 @@ class Recorder:
         return {
             "event": "facts", "rank": int(os.environ.get("RANK") or 0), "world": int(os.environ.get("WORLD_SIZE") or 1),
             "host": socket.gethostname(), "wall": self._wall, "elapsed": time.perf_counter() - self._origin,
-            "batch": known[len(known) // 2] if known else 1, "every": self.every, "steps": self.step,
+            "batch": known[len(known) // 2] if known else 0, "every": self.every, "steps": self.step,
             "error": self.error, "backwards": self.backwards, "attempt": int(os.environ.get(RESTARTS) or 0),
             "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, **self.facts,
         }  # fmt: skip

@@ -213,3 +213,12 @@ def test_the_training_with_most_steps_counts_and_a_cut_line_is_left_out(tmp_path
 )  # fmt: skip
 def test_the_name_of_a_command(command: list[str], name: str) -> None:
     assert name_of_command(command) == name
+
+
+def test_a_batch_that_no_tensor_told_is_noted() -> None:
+    """As with models that take no tensor, or trainings of JAX: a comparison must not count samples of such a run."""
+    found = observe("x", [record(0, batch=0), record(1, batch=0)])
+    assert found.batch == 1
+    assert found.labels == (
+        "the batch is not known: no tensor was given to the model; one sample for each rank and step",
+    )
