@@ -95,7 +95,7 @@ class Places:
     farther: Floats
     """Hosts beyond the first."""
     slowest: Floats
-    """Standard deviations by which the slowest of so many devices is late."""
+    """Standard deviations by which the slowest device is late."""
 
     @classmethod
     def of(cls, devices: Floats, hosts: Floats) -> Places:
