@@ -5,7 +5,8 @@
 The first points of every published scaling series predict each later one, and nothing is learnt from the campaign that
 is judged. A power law, a straight line and Amdahl's law are fitted to the same points. GPT throughputs leave each model
 shape out once. The form weights and priors were chosen on these series (docs/decisions/0026), so the figures are not a
-test on unseen campaigns.
+test on unseen campaigns. `known campaigns` and `fresh campaigns` ask for the largest point of each series of one batch
+per device, given all others: of the campaigns that the forms were designed on, and of those that came later.
 """
 
 from __future__ import annotations

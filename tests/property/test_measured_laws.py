@@ -106,3 +106,61 @@ def test_a_global_batch_of_ten_thousand_devices_is_predicted():
     sizes = [log_width(one) for one in curve.predictions]
     assert sizes == sorted(sizes)
     assert all(math.isfinite(one.samples_per_s.value) for one in curve.predictions)
+
+
+MEASURED = (
+    {4: 400.0, 8: 420.0, 16: 425.0},
+    {1: 100.0, 2: 190.0, 4: 360.0, 8: 680.0},
+    {8: 800.0, 16: 1590.0, 32: 3150.0, 64: 3200.0},
+    {1: 250.0, 4: 990.0, 8: 1800.0, 16: 3500.0},
+)
+MOST_MOVED = 25
+"""Times as much as its point an answer at 8 times the largest count may move: published series reach 22."""
+
+
+def answers(rates, at, **more):
+    rows = [{**row, **more} for row in rows_of([(count, math.log10(rate)) for count, rate in rates.items()], "10GbE")]
+    return [one.samples_per_s.value for one in curve_of(rows, at).predictions]
+
+
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(st.sampled_from(MEASURED), st.integers(0, 2), st.sampled_from((0.99, 1.005, 1.01)))
+@example(MEASURED[0], 2, 1.01)
+@example(MEASURED[2], 3, 1.01)
+@example(MEASURED[3], 1, 0.99)
+def test_one_percent_of_a_point_moves_an_answer_by_a_bounded_factor(rates, place, factor):
+    counts = [int(max(rates)) * times for times in (2, 8)]
+    moved = {count: rate * (factor if at == place else 1) for at, (count, rate) in enumerate(rates.items())}
+    for one, other in zip(answers(rates, counts), answers(moved, counts), strict=True):
+        assert abs(math.log(other / one)) <= MOST_MOVED * abs(math.log(factor))
+
+
+def test_points_that_gained_nothing_are_no_reason_to_gain():
+    (more,) = answers(MEASURED[0], (32,))
+    assert 400 < more < 1.15 * 425
+    (farther,) = answers(MEASURED[2], (128,))
+    assert farther < 1.15 * 3200
+
+
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(st.sampled_from(MEASURED), st.sampled_from((1e-3, 60.0, 1e6)))
+def test_the_unit_of_throughput_means_nothing_where_no_network_is_named(rates, unit):
+    """A rate that a device may have tells how fast it is; of a network without a name, no rate does."""
+    scaled = {count: rate * unit for count, rate in rates.items()}
+    for one, other in zip(answers(rates, (16, 64), network=""), answers(scaled, (16, 64), network=""), strict=True):
+        assert math.isclose(other, one * unit, rel_tol=1e-6)
+
+
+def test_other_series_of_a_file_mean_nothing():
+    each = [
+        {**row, "framework": f"F{place}"}
+        for place, rates in enumerate(MEASURED)
+        for row in rows_of([(count, math.log10(rate)) for count, rate in rates.items()], "10GbE")
+    ]
+    together = extrapolate_series(
+        series_of_rows(each, "points"), (32, 64), population=shipped_population(), force=True
+    )  # fmt: skip
+    for rates, curve in zip(MEASURED, together, strict=True):
+        alone = answers(rates, (32, 64), framework=curve.label.split(", ")[1])
+        for value, one in zip(alone, curve.predictions, strict=True):
+            assert math.isclose(value, one.samples_per_s.value, rel_tol=1e-9)

@@ -38,7 +38,11 @@ def test_largest_points_of_campaigns_never_seen(rows):
     assert constant.points >= 250
     assert constant.mean_error <= 0.05
     assert 0.88 <= constant.covered_90 <= 0.95
-    assert rows["nv-dle-2"].mean_error <= 0.045
+    fresh, known = rows["fresh campaigns"], rows["known campaigns"]
+    assert fresh.points >= 30
+    assert fresh.mean_error <= 0.035 < fresh.laws["power law"]
+    assert known.points + fresh.points <= constant.points
+    assert known.mean_error <= 0.05 < known.laws["power law"] / 2
 
 
 @pytest.mark.full

@@ -14,8 +14,10 @@ few campaigns speak; what the first crossing tells of `stated` is the prior of t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,15 +97,33 @@ def _scale(coefficients: Floats, table: Floats) -> Floats:
 
 
 def scale_of(coefficients: Floats, doubt: Doubt) -> float:
-    """Scale of the logarithm of one prediction, under the coefficients of all situations."""
-    return float(_scale(coefficients[doubt.situation], _table([doubt]))[0])
+    """Scale of the logarithm of one prediction, under the coefficients of all situations.
+
+    What `_scale` computes for many, without arrays of one: every interval asks for it.
+    """
+    distance, noise, blind, c, g, d, e, fact = coefficients[doubt.situation, :8].tolist()
+    known, factor = (0.0, blind) if math.isnan(doubt.hindcast) else (doubt.hindcast, 1.0)
+    model = _square(distance * factor * doubt.doublings) + _square(c * doubt.posterior) + _square(g * known)
+    model += _square(d * doubt.disagreement) + _square(e * doubt.loss) * doubt.doublings
+    stated = _square(fact if doubt.stated else 1.0)
+    return math.sqrt(_square(noise) + _square(doubt.spread) + stated * model)
+
+
+def _square(value: float) -> float:
+    return value * value
+
+
+@cache
+def _quantile(freedom: float, share: float) -> float:
+    """How many scales of Student's distribution lie on each side of this share."""
+    return float(stdtrit(freedom, 0.5 + share / 2))
 
 
 def interval(coefficients: Floats, doubt: Doubt, share: float) -> tuple[float, float]:
     """How far below and above the centre the logarithm of the time lies in this share of cases."""
-    noise, (tail, skew) = coefficients[doubt.situation][1], coefficients[doubt.situation][8:]
+    noise, *_, tail, skew = coefficients[doubt.situation, 1:].tolist()
     scale = scale_of(coefficients, doubt)
-    fast, slow = (float(stdtrit(free, 0.5 + share / 2)) for free in (FAST_TAIL[doubt.situation], 1 + tail))
+    fast, slow = (_quantile(free, share) for free in (FAST_TAIL[doubt.situation], 1 + tail))
     least = float(np.hypot(noise, doubt.spread))
     fastest, slowest = doubt.fastest - least / skew * fast, doubt.slowest + least * skew * slow
     below, above = scale / skew * fast, scale * skew * slow

@@ -17,7 +17,7 @@ from paceline.errors import InputError, Unsupported
 from paceline.model.measured import curve
 from paceline.model.measured.discrepancy import interval, scale_of
 from paceline.model.measured.fit import NOISE
-from paceline.model.measured.forecast import Forecast, Posterior, forecast, posteriors
+from paceline.model.measured.forecast import Forecast, Posterior, centre_of, forecast, posteriors
 from paceline.model.measured.forms import BATCH, FEWER, FIRST_CROSSING, FORMS, step_parts
 from paceline.model.measured.names import link_kind, normal, parameters_of, strategy_kind
 from paceline.model.measured.points import Series
@@ -54,13 +54,16 @@ def extrapolate_series(
     curves = []
     for now, before in zip(fits, shorter, strict=True):
         known = before if now.series.num_points > 2 else None
+        first, last = (round(float(now.series.devices[place])) for place in (0, -1))
+        now.ask([*counts, *doublings(first, max(last, counts[-1]))])
         made = [forecast(now, known, count, now.series.batch_at(count, global_batch)) for count in counts]
-        curves.append(_curve(now, made, population, force=force, knee_gain=knee_gain))
-        last = max(curves[-1].predictions[-1].devices, round(float(now.series.devices[-1])))
-        grid = doublings(round(float(now.series.devices[0])), last)
-        at_grid = [forecast(now, known, count, now.series.batch_at(count, global_batch)) for count in grid]
-        knee = knee_of(grid, [one.count / float(np.exp(one.centre)) for one in at_grid], gain=knee_gain)
-        curves[-1] = replace(curves[-1], knee=knee)
+        one = _curve(now, made, population, force=force, knee_gain=knee_gain)
+        grid = doublings(first, max(last, one.predictions[-1].devices))
+        rates = [
+            count / float(np.exp(centre_of(now, known, count, now.series.batch_at(count, global_batch))))
+            for count in grid
+        ]
+        curves.append(replace(one, knee=knee_of(grid, rates, gain=knee_gain)))
     return tuple(curves)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.model.measured.curve import NUM_PARAMETERS, log_seconds_and_slope, seconds
+from paceline.model.measured.curve import NUM_PARAMETERS, Places, bend, log_seconds_and_slope, seconds_of_draws
 from paceline.model.measured.points import Series
 
 __all__ = ["NOISE", "Packed", "draw", "log_evidence", "maximise", "pack"]
@@ -21,6 +21,10 @@ NOISE = 0.012
 NOISES = (0.007, 0.02, 0.06)
 """Candidate noise levels of a series: a quiet machine, a usual one, single runs on shared links."""
 LONGEST = 1.5
+STILL = 1e-9
+"""A series whose parameters move by less is found."""
+NEAR = 8
+"""Turns that come near the most probable parameters."""
 NUM_PROPOSED = 2000
 NUM_DRAWS = 500
 
@@ -37,6 +41,17 @@ class Packed:
     """Inverse standard deviation of each point; 0 for a missing point."""
     overlap: Floats
 
+    @cached_property
+    def places(self) -> Places:
+        """The counts as the curve asks for them."""
+        return Places.of(self.devices, self.hosts)
+
+    def rows(self, which: NDArray[np.bool_]) -> Packed:
+        """Some series alone."""
+        some = Packed(*(getattr(self, one.name)[which] for one in fields(self)))
+        some.__dict__["places"] = self.places.rows(which)
+        return some
+
 
 def pack(series: Sequence[Series], overlap: Sequence[float], noise: Sequence[float] = ()) -> Packed:
     """Series side by side, each with the noise of its points; the usual one if none is given."""
@@ -51,17 +66,24 @@ def pack(series: Sequence[Series], overlap: Sequence[float], noise: Sequence[flo
 
 
 def maximise(packed: Packed, mean: Floats, precision: Floats, *, start: Floats | None = None) -> tuple[Floats, Floats]:
-    """Most probable parameters of every series and their covariance about it."""
+    """Most probable parameters of every series and their covariance about it; each series is found by itself.
+
+    The curve's bend counts once the first turns came near: without it, points that no curve meets are found slowly or
+    not at all, and farther away it may lead to a saddle.
+    """
     u = _guess(packed, mean) if start is None else start.copy()
+    best, everything, rows = u.copy(), (packed, precision), np.arange(len(u))
     damping = np.full(len(u), 1e-2)
     residual, slope = _residual_and_slope(packed, u)
     loss = _loss(residual, u - mean, precision)
-    eye = np.eye(NUM_PARAMETERS)
-    for _ in range(60 if start is None else 15):
-        hessian = np.einsum("mni,mnj->mij", slope, slope) + precision
+    for turn in range(60 if start is None else 15):
+        hessian = slope.swapaxes(1, 2) @ slope + precision
         gradient = np.einsum("mni,mn->mi", slope, residual) + np.einsum("mij,mj->mi", precision, u - mean)
-        damped = hessian + damping[:, None, None] * np.einsum("mii->mi", hessian)[:, :, None] * eye
-        step = np.linalg.solve(damped, -gradient[..., None])[..., 0]
+        damped = damping[:, None] * np.einsum("mii->mi", hessian)
+        if turn >= NEAR:
+            hessian += bend(u, packed.places, packed.overlap, residual * packed.weight)
+        np.einsum("mii->mi", hessian)[:] += damped
+        step = np.linalg.solve(hessian, -gradient[..., None])[..., 0]
         tried = u + np.clip(step, -LONGEST, LONGEST)
         new_residual, new_slope = _residual_and_slope(packed, tried)
         new_loss = _loss(new_residual, tried - mean, precision)
@@ -69,11 +91,18 @@ def maximise(packed: Packed, mean: Floats, precision: Floats, *, start: Floats |
         u, loss = np.where(better[:, None], tried, u), np.where(better, new_loss, loss)
         residual = np.where(better[:, None], new_residual, residual)
         slope = np.where(better[:, None, None], new_slope, slope)
-        damping = np.clip(np.where(better, damping * 0.4, damping * 4), 1e-8, 1e6)
-        if float(np.max(np.abs(step) * better[:, None])) < 1e-6 and better.any():
+        damping = np.clip(np.where(better, damping / 4, damping * 4), 1e-8, 1e6)
+        moving = np.abs(step).max(axis=1) >= STILL
+        if moving.all():
+            continue
+        best[rows] = u
+        rows, packed, mean, precision = rows[moving], packed.rows(moving), mean[moving], precision[moving]
+        u, loss, residual, slope, damping = (one[moving] for one in (u, loss, residual, slope, damping))
+        if not rows.size:
             break
-    hessian = np.einsum("mni,mnj->mij", slope, slope) + precision
-    return u, np.asarray(np.linalg.inv(hessian), dtype=np.float64)
+    best[rows] = u
+    slope = _residual_and_slope(everything[0], best)[1]
+    return best, np.asarray(np.linalg.inv(slope.swapaxes(1, 2) @ slope + everything[1]), dtype=np.float64)
 
 
 def log_evidence(packed: Packed, prior: tuple[Floats, Floats], best: tuple[Floats, Floats]) -> Floats:
@@ -92,7 +121,7 @@ def _guess(packed: Packed, mean: Floats) -> Floats:
 
 def _residual_and_slope(packed: Packed, u: Floats) -> tuple[Floats, Floats]:
     """Weighted residual of each point, and its derivative by each parameter."""
-    fitted, slope = log_seconds_and_slope(u, packed.devices, packed.hosts, packed.overlap)
+    fitted, slope = log_seconds_and_slope(u, packed.places, packed.overlap)
     return (fitted - packed.log_seconds) * packed.weight, slope * packed.weight[:, :, None]
 
 
@@ -112,10 +141,11 @@ def draw(
     normal, far = (part[: max(1, round(share * NUM_PROPOSED))] for part in _proposals())
     drawn = u[row] + normal @ np.linalg.cholesky(covariance[row] + 1e-12 * np.eye(NUM_PARAMETERS)).T
     given = packed.weight[row] > 0
-    fitted = np.log(seconds(drawn, packed.devices[row, given], packed.hosts[row, given], packed.overlap[row]))
-    residual = (fitted - packed.log_seconds[row, given]) * packed.weight[row, given]
+    overlapped = bool(packed.overlap[row, 0] > 0)
+    fitted = np.log(seconds_of_draws(drawn, packed.devices[row, given], packed.hosts[row, given], overlapped))
+    residual = (fitted - packed.log_seconds[row, given, None]) * packed.weight[row, given, None]
     away = drawn - mean[row]
-    inside = np.square(residual).sum(1) + np.einsum("mi,mi->m", away @ precision[row], away)
+    inside = np.square(residual).sum(0) + np.einsum("mi,mi->m", away @ precision[row], away)
     kept: Floats = drawn[_resampled(0.5 * (far - inside), max(1, round(share * NUM_DRAWS)))]
     return kept
 

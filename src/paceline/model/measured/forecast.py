@@ -36,7 +36,7 @@ from paceline.model.measured.names import strategy_kind
 from paceline.model.measured.points import Series
 from paceline.model.measured.prior import Population, bounded, prior_of
 
-__all__ = ["Forecast", "Posterior", "forecast", "posteriors"]
+__all__ = ["Forecast", "Posterior", "centre_of", "forecast", "posteriors"]
 
 Floats = NDArray[np.float64]
 
@@ -90,18 +90,29 @@ class Posterior:
         """Cache of `_forms` by count and batch, because all predictions of a series use one hindcast."""
         return {}
 
+    @cached_property
+    def shares_at(self) -> dict[tuple[int, bool, bool], tuple[float, Floats]]:
+        """What `_shares` answered before, by situation, by whether the last point was predicted, and by whether the
+        count lies between the points."""
+        return {}
+
     def log_seconds(self, count: float) -> list[Floats]:
         """Logarithms of seconds per sample and device at a count: draws of both curves."""
         if count not in self._at:
-            self._at[count] = self._log_seconds(count)
+            self.ask([count])
         return self._at[count]
 
-    def _log_seconds(self, count: float) -> list[Floats]:
-        devices, hosts = np.array([float(count)]), np.array([self.series.hosts_at(count)])
-        return [
-            np.log(curve.seconds(draws, devices, hosts, np.array([flag])))[:, 0]
-            for draws, flag in zip(self.draws, (0.0, 1.0), strict=True)
+    def ask(self, counts: Sequence[float]) -> None:
+        """Answer `log_seconds` at all of these counts at once."""
+        new = [float(count) for count in dict.fromkeys(counts) if count not in self._at]
+        if not new:
+            return
+        devices, hosts = np.array(new), np.array([self.series.hosts_at(count) for count in new])
+        logs = [
+            np.log(curve.seconds_of_draws(draws, devices, hosts, overlapped))
+            for draws, overlapped in zip(self.draws, (False, True), strict=True)
         ]
+        self._at.update({count: [each[place] for each in logs] for place, count in enumerate(new)})
 
 
 @dataclass(frozen=True)
@@ -145,10 +156,7 @@ def forecast(posterior: Posterior, before: Posterior | None, count: float, batch
     """The prediction at a count; `before` is the fit without the last point, whose error at that point counts."""
     series = posterior.series
     forms, spread, situation = _forms(posterior, count, batch)
-    missed, hindcast = _hindcast(series, before, situation)
-    between = count <= series.devices[-1]
-    full = 0.0 if between or situation != ONE_CROSSING else _unexplained(series)
-    weights = _weights(posterior.overlapped, situation, missed, between=between, full=full)
+    hindcast, weights = _shares(posterior, before, count, situation)
     average = float(weights @ forms)
     doubt = Doubt(
         situation=situation,
@@ -160,13 +168,45 @@ def forecast(posterior: Posterior, before: Posterior | None, count: float, batch
         loss=float(np.ptp(series.log_seconds)),
         stated=situation in BEYOND_A_HOST and bool(np.isfinite(least_network(series))),
     )
-    centre = max(average, _least(series, count, batch, situation))
-    if between and situation != BATCH:
-        centre, doubt = _enclosed(series, count, centre, doubt)
-    if situation == FIRST_CROSSING and series.devices[-1] < series.per_host:
-        full_host = forecast(posterior, before, series.per_host, batch)
-        centre, doubt = max(centre, full_host.centre), replace(doubt, inside=full_host.doubt)
+    between = _enclosing(series, count, situation)
+    if between is not None:
+        doubt = _enclosed(doubt, between)
+    if _first_beyond_a_part(series, situation):
+        doubt = replace(doubt, inside=forecast(posterior, before, series.per_host, batch).doubt)
+    centre = centre_of(posterior, before, count, batch)
     return Forecast(count, batch, centre, _bounded(series, count, centre, doubt, batch), forms, weights)
+
+
+def centre_of(posterior: Posterior, before: Posterior | None, count: float, batch: float) -> float:
+    """The same without what makes it doubtful."""
+    series = posterior.series
+    forms, _, situation = _forms(posterior, count, batch)
+    average = float(_shares(posterior, before, count, situation)[1] @ forms)
+    centre = max(average, _least(series, count, batch, situation))
+    between = _enclosing(series, count, situation)
+    if between is not None:
+        centre = float(np.clip(centre, *between))
+    if _first_beyond_a_part(series, situation):
+        centre = max(centre, centre_of(posterior, before, series.per_host, batch))
+    return centre
+
+
+def _first_beyond_a_part(series: Series, situation: int) -> bool:
+    """Whether the first crossing is asked of points that do not fill a host: a full one bounds it."""
+    return situation == FIRST_CROSSING and bool(series.devices[-1] < series.per_host)
+
+
+def _shares(posterior: Posterior, before: Posterior | None, count: float, situation: int) -> tuple[float, Floats]:
+    """How far the last point was missed, and the weights of the forms."""
+    series, key = posterior.series, (situation, before is None, count <= posterior.series.devices[-1])
+    if key not in posterior.shares_at:
+        missed, hindcast = _hindcast(series, before, situation)
+        between = key[-1]
+        full = 0.0 if between or situation != ONE_CROSSING else _unexplained(series)
+        posterior.shares_at[key] = (
+            hindcast, _weights(posterior.overlapped, situation, missed, between=between, full=full)
+        )  # fmt: skip
+    return posterior.shares_at[key]
 
 
 def _bounded(series: Series, count: float, centre: float, doubt: Doubt, batch: float) -> Doubt:
@@ -178,16 +218,23 @@ def _bounded(series: Series, count: float, centre: float, doubt: Doubt, batch: f
     return replace(doubt, fastest=min(fastest - centre, 0.0), slowest=max(slowest, 0.0))
 
 
-def _enclosed(series: Series, count: float, centre: float, doubt: Doubt) -> tuple[float, Doubt]:
-    """The same between two measured counts: the time per device lies between theirs, and so does what may be wrong."""
+def _enclosing(series: Series, count: float, situation: int) -> tuple[float, float] | None:
+    """Between two measured counts, the times per device there, smaller first; none elsewhere."""
+    if count > series.devices[-1] or situation == BATCH:
+        return None
     right = int(np.searchsorted(series.devices, count))
     if right == 0 and series.devices[0] != count:
-        return centre, doubt
-    low, high = sorted(series.log_seconds[[max(right - (series.devices[right] != count), 0), right]])
-    half = float(high - low) / 2
+        return None
+    low, high = sorted(series.log_seconds[[max(right - (series.devices[right] != count), 0), right]].tolist())
+    return low, high
+
+
+def _enclosed(doubt: Doubt, between: tuple[float, float]) -> Doubt:
+    """The same between two measured counts: the time per device lies between theirs, and so does what may be wrong."""
+    half = (between[1] - between[0]) / 2
     parts = {name: min(getattr(doubt, name), half) for name in ("posterior", "disagreement")}
     known = min(doubt.hindcast, half) if np.isfinite(doubt.hindcast) else doubt.hindcast
-    return float(np.clip(centre, low, high)), replace(doubt, hindcast=known, **parts)
+    return replace(doubt, hindcast=known, **parts)
 
 
 def _unexplained(series: Series) -> float:
@@ -255,11 +302,20 @@ def _computed_forms(posterior: Posterior, count: float, batch: float) -> tuple[F
     physical, spread = np.full(2, series.log_seconds[-1]), 0.0
     if situation != BATCH:
         drawn = [np.clip(values, low, high) for values in posterior.log_seconds(count)]
-        physical = np.array([np.median(values) for values in drawn])
+        physical = np.array([_median(values) for values in drawn])
         variance = (1 - posterior.overlapped) * drawn[0].var() + posterior.overlapped * drawn[1].var()
         spread = float(np.sqrt(variance))
     forms = np.append(physical, closed_forms(series, count, batch, situation))
     return np.clip(forms, low, high), spread, situation
+
+
+def _median(values: Floats) -> float:
+    """Like numpy's, without its checks: it is asked for at every count and form."""
+    half = len(values) // 2
+    if len(values) % 2:
+        return float(np.partition(values, half)[half])
+    middle = np.partition(values, (half - 1, half))
+    return float((middle[half - 1] + middle[half]) / 2)
 
 
 def _hindcast(series: Series, before: Posterior | None, situation: int) -> tuple[Floats, float]:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -80,14 +81,15 @@ class Series:
         """Whether all points have the same batch per device, or none is known."""
         return bool(np.isnan(self.batches).all() or np.ptp(self.batches) == 0)
 
-    @property
+    @cached_property
     def log_seconds(self) -> Floats:
         """Logarithm of the seconds that one device spends on one sample, at each point."""
         return np.asarray(np.log(self.devices / self.samples_per_s))
 
     def shrink_of(self, batches: Floats | float) -> Floats:
         """How many times smaller these batches are than the smallest count's; 1 where one of them is not known."""
-        return np.asarray(np.nan_to_num(self.batches[0] / np.asarray(batches, dtype=np.float64), nan=1.0))
+        shrink = self.batches[0] / np.asarray(batches, dtype=np.float64)
+        return np.asarray(np.where(np.isnan(shrink), 1.0, shrink))
 
     def batch_at(self, count: float, global_batch: float | None = None) -> float:
         """Samples per device and step at a count: the share of the global batch, or as the points continue."""

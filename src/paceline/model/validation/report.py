@@ -25,6 +25,20 @@ __all__ = ["LAWS", "Row", "failures", "validate_file", "validate_shipped"]
 
 TOGETHER = ("hkbu-ddl2020", "dlperf-v1")
 """The campaigns that are also judged together."""
+KNOWN = (
+    "cscs2017",
+    "dlperf-v1",
+    "hkbu-ddl2020",
+    "lambda-pt",
+    "lambda-tf",
+    "mxnet-p2",
+    "nv-dle",
+    "pt-ddp-bench",
+    "tf2017",
+)
+"""Campaigns that the first prior was learnt from and the forms were designed on."""
+FRESH = ("csc-ml-benchmarks", "dlperf-gpt", "dlperf-insightface", "nv-dle-2")
+"""Campaigns that came after the design: speech, translation, EfficientNet, face recognition, GPT, AMD devices."""
 DEVICES = {"v100": "v100-sxm2", "p100": "p100-sxm2", "k80": "k80", "a100": "a100-40gb"}
 """How published hardware names map to the catalog, for the roofline's own check."""
 LEAST_TASKS = 30
@@ -110,7 +124,10 @@ def _rows(tasks: Sequence[Task]) -> list[Row]:
     chosen = {name: [task for task in largest if task.series.campaign == name] for name in names}
     if set(TOGETHER) <= set(names):
         chosen["HKBU and DLPerf together"] = [task for name in TOGETHER for task in chosen[name]]
-    chosen["all campaigns, batch constant"] = [task for task in largest if not _changes(task)]
+    constant = [task for task in largest if not _changes(task)]
+    chosen["known campaigns"] = [task for task in constant if task.series.campaign in KNOWN]
+    chosen["fresh campaigns"] = [task for task in constant if task.series.campaign in FRESH]
+    chosen["all campaigns, batch constant"] = constant
     chosen["all campaigns, batch changes"] = [task for task in largest if _changes(task)]
     groups += [("largest point", name, mine) for name, mine in chosen.items()]
     return [_row(group, name, mine) for group, name, mine in groups if mine]
