@@ -120,6 +120,54 @@ def test_no_shard_applies_what_the_first_refuses(shards: Any) -> None:
     assert asked == [0]
 
 
+def test_other_shards_get_nothing_of_a_group_that_is_revoked_while_its_round_waits(shards: Any) -> None:
+    asked, questions, enough = list[int](), list[messages.Message](), threading.Event()
+
+    def act(port: int, message: Any) -> Any:
+        if isinstance(message, messages.StandingQuery):
+            questions.append(message)
+            if len(questions) == 3:
+                enough.set()
+            return messages.Standing(False, True)
+        asked.append(port)
+        assert enough.wait(20)
+        return messages.PushRejected()
+
+    made, _ = shards(act)
+    with pytest.raises(LeaseRevoked):
+        made.exchange(connections.np.ones(4, dtype="float32"), sequence=1, versions=[0, 0], samples=4)
+    assert asked == [0]
+
+
+def test_no_heartbeat_follows_a_farewell(shards: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    made, _ = shards(lambda port, message: said.append(type(message).__name__) or messages.Done())
+    monkeypatch.setattr(made._heartbeats, "stop", lambda: said.append("stopped"))
+    made.leave()
+    assert said[:3] == ["stopped", "LeaveSyncer", "LeaveSyncer"]
+
+
+def test_a_process_that_was_suspended_doubts_before_its_next_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(connections, "time", clock)
+    doubts: list[bool] = []
+
+    def send(self: GroupHeartbeats, index: int, channel: Any) -> Any:
+        doubts.append(self.doubtful)
+        self.doubtful = False
+        clock.now += 5.0 if len(doubts) == 2 else 0.0
+        if len(doubts) == 3:
+            self._stopped.set()
+        return Line(None)
+
+    monkeypatch.setattr(GroupHeartbeats, "_send", send)
+    monkeypatch.setattr(connections, "HEARTBEAT_INTERVAL", 0.001)
+    login = login_of(b"secret", Role.GROUP, "a")
+    heartbeats = GroupHeartbeats([("h", 1)], login, group="a", cut_off=lambda index: None)
+    heartbeats._threads[0].join(20)
+    assert doubts[1:] == [False, False] or doubts == [True, False, True], "asleep for 5 s before the third"
+
+
 def test_other_shards_get_progress_while_the_round_of_the_first_waits(shards: Any) -> None:
     """The round of the first shard may wait for a group that waits at another shard for this one."""
     second = threading.Event()
