@@ -272,6 +272,36 @@ def test_mlperf_lines_parse(explained, tmp_path):
     assert stats[0]["throughput"] == explanation.cases[0].evidence.launches.throughputs[0]
 
 
+@pytest.fixture
+def drifted(tmp_path):
+    """A case whose second launch does not count: the machine had another speed."""
+    store = write(tmp_path / "results", [Made(ranks=1, launches=5, probes=(1.0, 1.5, 1.0, 1.0, 1.0))])
+    return store, explain_campaign(store, "made-1")
+
+
+def test_mlperf_lines_of_a_launch_that_does_not_count_have_no_figures(drifted, tmp_path):
+    store, explanation = drifted
+    lines = export(explanation, store, "mlperf", tmp_path / "log").read_text().splitlines()
+    contents = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    assert sum(content["key"] == "run_start" for content in contents) == 5
+    stats = {content["metadata"]["step"]: content["value"] for content in contents if content["key"] == "tracked_stats"}
+    rates, steps = ({launch: 32 / (0.12 * (1 + 0.001 * launch)) for launch in (0, 2, 3, 4)} for _ in "ab")
+    assert {launch: value["throughput"] for launch, value in stats.items()} == pytest.approx(rates)
+    assert {launch: 32 / value["step_s"] for launch, value in stats.items()} == pytest.approx(steps)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_has_each_launch_at_its_own_number(drifted, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    store, explanation = drifted
+    (place,) = export(explanation, store, "tensorboard", tmp_path / "board").iterdir()
+    reader = EventAccumulator(str(place))
+    reader.Reload()
+    assert [event.step for event in reader.Scalars("samples_per_s")] == [0, 2, 3, 4]
+    assert [event.step for event in reader.Scalars("step_s")] == [0, 2, 3, 4]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard_reads_the_scalars(explained, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
