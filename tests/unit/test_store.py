@@ -59,6 +59,19 @@ def make_steps(seconds: float = 0.1, ranks: int = 2, count: int = 5) -> tuple[St
     )
 
 
+def test_a_run_is_on_disk_before_its_name_appears_and_its_folder_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, seen = tmp_path / "runs" / "demo-1-abc-000", set[tuple[str, bool]]()
+    monkeypatch.setattr(
+        "os.fsync", lambda handle: seen.add((Path(f"/proc/self/fd/{handle}").readlink().name, target.exists()))
+    )
+    Store(tmp_path).write(RunData(make_run(), make_steps()))
+    files = {"run.json", "steps.parquet", "spans.parquet", "SHA256SUMS"}
+    assert {(name, False) for name in files} <= seen
+    assert ("runs", True) in seen
+
+
 def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     store = Store(tmp_path)
     failure = Failure(phase="measure", reason="crash", message="m", rank=1, exit_code=3, log_tail="t")

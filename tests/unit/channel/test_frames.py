@@ -324,6 +324,21 @@ def test_a_peer_that_takes_nothing_for_too_long_ends_the_connection(
         mine.send(b"heartbeat")
 
 
+def test_what_is_sent_later_does_not_prolong_the_patience_with_a_peer_that_takes_nothing(
+    pair: tuple[SecureConnection, SecureConnection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "FRAME_TIMEOUT", 0.2)
+    monkeypatch.setattr(frames, "SLOWEST_RATE", 1 << 40)
+    mine, _ = pair
+    deadline = time.monotonic() + 10
+    with contextlib.suppress(ConnectionError):
+        mine.send(b"report", bytes(10_000_000))
+        while time.monotonic() < deadline:
+            mine.send(b"heartbeat")
+            time.sleep(0.02)
+    assert mine.closed
+
+
 def test_a_frame_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "FRAME_TIMEOUT", 0.3)
     mine, yours = log_in()

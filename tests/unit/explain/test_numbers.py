@@ -370,6 +370,16 @@ def test_fewer_devices_are_advised_to_the_case_that_has_more(tmp_path: Path) -> 
     assert one.evidence[0] == "123.0 samples/s with 2 ranks, 266.4 with 1"
 
 
+def test_fewer_devices_are_compared_round_by_round_as_their_gain_is() -> None:
+    best, case = (
+        SimpleNamespace(run=SimpleNamespace(ranks=ranks), launches=SimpleNamespace(throughputs=rates, rounds=(0, 1, 2)))
+        for ranks, rates in ((1, (110.0, 221.0, 442.0)), (4, (100.0, 200.0, 400.0)))
+    )
+    gain = across._fewer_gain(case, best)  # type: ignore[arg-type]
+    assert gain.low > 0
+    assert across._fewer_title(case, best) == "1 rank is 1.10 times as fast as 4"  # type: ignore[arg-type]
+
+
 def test_ranks_without_a_core_are_advised_to_be_as_many_as_cores(tmp_path: Path) -> None:
     (one,) = [
         f

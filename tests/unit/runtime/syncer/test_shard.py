@@ -396,7 +396,10 @@ def test_a_syncer_of_the_groups_own_ends_with_its_folder_when_all_have_left(
     assert not own.exists()
 
 
-def test_a_syncer_of_the_groups_own_stays_while_one_waits_aside(tmp_path: Path, clock: Clock) -> None:
+def test_a_syncer_of_the_groups_own_stays_while_one_waits_aside(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.runtime.syncer.shard.os._exit", lambda code: None)
     own = tmp_path / "own"
     own.mkdir()
     shard = SyncerShard(ShardState(RoundPolicy()), groups=1, heartbeat_timeout=60.0, journal=None, own=own)
