@@ -114,7 +114,7 @@ def test_the_reference_computes_what_each_kind_of_layer_is_defined_to(
         batch, targets = given["inputs"][0], given["targets"][0]
         batch = batch.astype(np.float64) if batch.dtype.kind == "f" else batch
         logits = logits_of(plain, weights, batch)
-        assert found["logits"] == pytest.approx(logits, rel=1e-9, abs=1e-9), name
+        assert np.allclose(found["logits"], logits, rtol=1e-9, atol=1e-9), name
         assert float(found["loss"]) == pytest.approx(loss_of(logits, targets), rel=1e-9), name
         away = {key: chance.standard_normal(value.shape) for key, value in weights.items()}
         ends = [

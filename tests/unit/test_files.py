@@ -159,6 +159,17 @@ def test_only_what_dead_processes_of_this_host_left_is_removed(tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 
+def test_what_a_living_process_of_somebody_else_writes_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(process: int, number: int) -> None:
+        raise PermissionError
+
+    (tmp_path / f"run.tmp-{socket.gethostname()}-7-x").mkdir()
+    monkeypatch.setattr(os, "kill", kill)
+    assert remove_abandoned(tmp_path) == 0
+
+
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_directory_is_synchronised_with_all_that_it_holds_before_its_name_appears(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool

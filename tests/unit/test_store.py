@@ -98,6 +98,23 @@ def test_a_campaign_is_not_a_prefix_of_another(tmp_path: Path) -> None:
     assert [run.id for run in store.read_all(campaign="demo-1")] == ["demo-1-abc-000"]
 
 
+def test_runs_are_read_in_the_order_in_which_they_were_launched(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for name, minute in (("a", 2), ("b", 0), ("c", 1), ("d", 1)):
+        started_at = f"2026-01-01T00:0{minute}:00.000+00:00"
+        store.write(RunData(make_run(f"demo-1-{name}-000", case_id=name, started_at=started_at)))
+    assert [run.case_id for run in store.read_all()] == ["b", "c", "d", "a"]
+
+
+def test_the_document_of_another_campaign_is_damage_whatever_its_file_is_called(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    document = {"campaign": "demo-1", "study": "demo", "started_at": "2026-01-01T00:00:00.000+00:00"}
+    store.write_campaign("demo-1", document)
+    (store.campaigns / "demo-2.json").write_text((store.campaigns / "demo-1.json").read_text())
+    assert [one["campaign"] for one in store.read_campaigns()] == ["demo-1"]
+    assert "document of another campaign" in store.damaged["demo-2"].reason
+
+
 def test_what_is_newer_is_refused_by_name(tmp_path: Path) -> None:
     store = Store(tmp_path)
     path = store.write(RunData(make_run())) / "run.json"
