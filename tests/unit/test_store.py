@@ -106,6 +106,14 @@ def test_runs_are_read_in_the_order_in_which_they_were_launched(tmp_path: Path) 
     assert [run.case_id for run in store.read_all()] == ["b", "c", "d", "a"]
 
 
+def test_a_run_has_as_many_ranks_as_its_case_has_devices_and_no_more(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for ranks in (16, 17):
+        store.write(RunData(make_run(f"demo-1-abc-{ranks:03d}", ranks=ranks)))
+    assert [run.ranks for run in store.read_all()] == [16]
+    assert "17 on the 16 devices" in store.damaged["demo-1-abc-017"].reason
+
+
 def test_the_document_of_another_campaign_is_damage_whatever_its_file_is_called(tmp_path: Path) -> None:
     store = Store(tmp_path)
     document = {"campaign": "demo-1", "study": "demo", "started_at": "2026-01-01T00:00:00.000+00:00"}

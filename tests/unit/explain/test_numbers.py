@@ -376,7 +376,7 @@ def test_fewer_devices_are_compared_round_by_round_as_their_gain_is() -> None:
         for ranks, rates in ((1, (110.0, 221.0, 442.0)), (4, (100.0, 200.0, 400.0)))
     )
     gain = across._fewer_gain(case, best)  # type: ignore[arg-type]
-    assert gain.low > 0
+    assert 0 < gain.low < gain.value < gain.high < 0.15
     assert across._fewer_title(case, best) == "1 rank is 1.10 times as fast as 4"  # type: ignore[arg-type]
 
 
@@ -390,6 +390,13 @@ def test_ranks_without_a_core_are_advised_to_be_as_many_as_cores(tmp_path: Path)
     assert one.trial.ranks == 2
     assert "no case of this study has at most 2 ranks" in one.unknown
     assert "a rank has 0.33 of a core" in one.evidence[0]
+
+
+def test_threads_are_counted_against_the_cores_of_their_own_host(tmp_path: Path) -> None:
+    causes = {cause for cause, _ in found(tmp_path / "apart", Made(ranks=4, threads=2, cores=4))}
+    assert "oversubscribed_threads" not in causes
+    causes = {cause for cause, _ in found(tmp_path / "together", Made(ranks=4, threads=2, cores=4, one_host=True))}
+    assert "oversubscribed_threads" in causes
 
 
 def test_the_time_before_the_first_layer_is_a_share_of_the_traced_step(tmp_path: Path) -> None:
