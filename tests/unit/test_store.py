@@ -211,6 +211,16 @@ def test_launches_that_drifted_do_not_count_if_enough_remain(
     assert result.throughput == median_interval(item.throughputs)
 
 
+def test_a_failed_launch_is_no_drifted_one(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for launch, probe in enumerate((1.0, 1.0, 1.0, 1.0, 2.0)):
+        failed = {"outcome": "failed", "failure": Failure(phase="launch", reason="crash", message="gone")}
+        run = make_run(f"demo-1-abc-{launch:03d}", launch=launch, probe_s=probe, **(failed if launch == 4 else {}))
+        store.write(RunData(run, make_steps()))
+    (result,) = campaign_results(store, "demo-1")
+    assert (result.num_failed, result.num_drifted, result.num_counted) == (1, 0, 4)
+
+
 def test_a_missing_run_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="No such file"):
         Store(tmp_path).read("nothing")

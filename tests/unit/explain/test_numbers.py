@@ -14,7 +14,7 @@ import pytest
 from paceline.explain.cases import breakdown
 from paceline.explain.cases import step as steps
 from paceline.explain.cases.evidence import CaseEvidence, load_evidence
-from paceline.explain.cases.exchange import GradientExchange, gradient_exchange
+from paceline.explain.cases.exchange import GradientExchange, gradient_exchange, gradients_of
 from paceline.explain.confirm import BarTrial, Trials, _apart, plan_trials, with_measured
 from paceline.explain.explanation import explain_campaign
 from paceline.explain.findings import Change, Finding, across, gain_of, is_shown, ranked
@@ -414,6 +414,12 @@ def test_stalls_of_more_than_half_of_the_steps_are_persistent(count: int, patter
     assert StepCause("stalls", "io", None, share, None, None, count=count, num_steps=200).pattern == pattern
     assert StepCause("stalls", "io", None, share, None, 150, count=count, num_steps=200).pattern == "transient"
     assert StepCause("slow_rank", "io", 1, share, None, None, count=1, num_steps=200).pattern == "persistent"
+
+
+def test_gradients_are_those_of_the_first_rank(tmp_path: Path) -> None:
+    (case,) = evidence(tmp_path, Made(aggregate=0.03))
+    spans = tuple(Span(rank, 0, "backward", "a.weight", 1.0 + rank, 1.0 + rank, 100) for rank in (0, 1))
+    assert gradients_of(replace(case, spans=spans)) == ((100.0,), (1.0,))
 
 
 def test_gradients_become_ready_in_the_measured_backward(tmp_path: Path) -> None:
