@@ -7,12 +7,14 @@ import math
 import re
 from dataclasses import replace
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import paceline
 from paceline import catalog
 from paceline.explain.cases.step import WhatIf, scaled_step
+from paceline.explain.cases.stragglers import Straggler
 from paceline.explain.explanation import explain_campaign
 from paceline.measurements.integrity import write_sums
 from paceline.measurements.results import usage_of_group
@@ -20,13 +22,14 @@ from paceline.measurements.store import Store
 from paceline.measurements.summary import Interval
 from paceline.measurements.tables import throughputs_where
 from paceline.report.documents import explanation_document, results_document
-from paceline.report.exports import EXPORTS, export, markdown_report
+from paceline.report.exports import EXPORTS, _write_csv, export, markdown_report
 from paceline.report.figures import error_bars, log_ticks, new_figure
 from paceline.report.figures.campaign import phase_bars, waterfall
 from paceline.report.html import render_page
-from paceline.report.tables import gap_table, what_if_table
+from paceline.report.tables import gap_table, phase_table, straggler_table, what_if_table
 from paceline.report.terminal.campaign import explanation_lines, show_results
 from paceline.report.words import file_name, percent_half
+from paceline.units import SECONDS, format_share
 from tests.made import Made, write
 
 HOSTILE = ("<script>alert(1)</script>", "../../etc/passwd", "a|b`c`[x](javascript:alert(1))", '"><img src=x onerror=y>')
@@ -270,6 +273,36 @@ def test_mlperf_lines_parse(explained, tmp_path):
     assert sum(content["key"] == "run_start" for content in contents) == 9
     stats = [content["value"] for content in contents if content["key"] == "tracked_stats"]
     assert stats[0]["throughput"] == explanation.cases[0].evidence.launches.throughputs[0]
+
+
+def test_every_share_stands_below_the_name_of_its_phase(explained):
+    _, explanation = explained
+    results = [case.evidence.result for case in explanation.good]
+    table = phase_table(results)
+    for result, row in zip(results, table.rows, strict=True):
+        cells = dict(zip(table.columns, (cell.text for cell in row), strict=True))
+        assert {name: cells[f">{name}"] for name in result.shares} == {
+            name: format_share(share) for name, share in result.shares.items()
+        }
+
+
+def test_every_fact_of_a_slow_rank_stands_below_its_name():
+    slow = Straggler(3, "node3", "backward", "transient", 1.5, 0.25, Interval(0.03, 0.02, 0.04), 7200.0)
+    table = straggler_table([("case", slow)])
+    cells = dict(zip(table.columns, (cell.text for cell in table.rows[0]), strict=True))
+    assert cells == {
+        "case": "case", ">rank": "3", "host": "node3", "phase": "backward", "kind": "transient", ">slower": "1.50 x",
+        ">slowest in": format_share(0.25), ">cost a step": SECONDS.format(0.03),
+        ">waiting a day": SECONDS.format(7200.0),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1"])
+def test_no_text_of_a_table_is_a_formula(tmp_path, text):
+    _write_csv(tmp_path / "table.csv", pa.table({"name": [text, "plain-1"]}))
+    rows = (tmp_path / "table.csv").read_bytes().decode().split("\n")
+    assert rows[1].startswith("\"'" + text[0])
+    assert rows[2] == '"plain-1"'
 
 
 @pytest.fixture
