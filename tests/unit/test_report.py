@@ -6,6 +6,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,11 +19,12 @@ from paceline.explain.cases.stragglers import Straggler
 from paceline.explain.explanation import explain_campaign
 from paceline.measurements.integrity import write_sums
 from paceline.measurements.results import usage_of_group
+from paceline.measurements.run import Failure
 from paceline.measurements.store import Store
 from paceline.measurements.summary import Interval
 from paceline.measurements.tables import throughputs_where
 from paceline.report.documents import explanation_document, results_document
-from paceline.report.exports import EXPORTS, _write_csv, export, markdown_report
+from paceline.report.exports import EXPORTS, _case_lines, _write_csv, export, markdown_report
 from paceline.report.figures import error_bars, log_ticks, new_figure
 from paceline.report.figures.campaign import phase_bars, waterfall
 from paceline.report.html import render_page
@@ -31,8 +33,10 @@ from paceline.report.terminal.campaign import explanation_lines, show_results
 from paceline.report.words import file_name, percent_half
 from paceline.units import SECONDS, format_share
 from tests.made import Made, write
+from tests.unit.test_store import make_run
 
 HOSTILE = ("<script>alert(1)</script>", "../../etc/passwd", "a|b`c`[x](javascript:alert(1))", '"><img src=x onerror=y>')
+GONE = Failure(phase="launch", reason="crash", message="gone")
 CASES = [
     Made(ranks=1),
     Made(ranks=2, aggregate=0.03),
@@ -321,6 +325,18 @@ def test_mlperf_lines_of_a_launch_that_does_not_count_have_no_figures(drifted, t
     rates, steps = ({launch: 32 / (0.12 * (1 + 0.001 * launch)) for launch in (0, 2, 3, 4)} for _ in "ab")
     assert {launch: value["throughput"] for launch, value in stats.items()} == pytest.approx(rates)
     assert {launch: 32 / value["step_s"] for launch, value in stats.items()} == pytest.approx(steps)
+
+
+def test_mlperf_lines_say_which_launch_failed_and_the_samples_of_all_ranks():
+    failed = make_run("demo-1-abc-001", launch=1, outcome="failed", failure=GONE)
+    launches = SimpleNamespace(throughputs=(), steps=(), counted=(), runs=(make_run(), failed))
+    lines = _case_lines(SimpleNamespace(evidence=SimpleNamespace(launches=launches)))
+    contents = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    found = {
+        key: [content["value"] or content["metadata"].get("status") for content in contents if content["key"] == key]
+        for key in ("global_batch_size", "run_stop")
+    }
+    assert found == {"global_batch_size": [16, 16], "run_stop": ["success", "aborted"]}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
