@@ -62,6 +62,8 @@ class Made:
     """How much longer forward and backward take in a pass without the rest of the step."""
     exchanges: tuple[tuple[float, float], ...] = ()
     """Start and seconds of traced exchanges, after the start of the step."""
+    probes: tuple[float, ...] = ()
+    """Seconds of the probe before each launch."""
     catalog_cluster: str = ""
     """A cluster of the catalog to run on, rather than devices of unknown rates."""
 
@@ -146,6 +148,7 @@ def _run(made: Made, case: Case, name: str, launch: int, study: str, campaign: s
             threads=made.threads,
         ),
         warmup={"clean": 3},
+        probe_s=made.probes[launch] if made.probes else None,
     )
 
 

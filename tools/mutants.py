@@ -3,6 +3,7 @@
 python tools/mutants.py                                     40 mutations in each package
 python tools/mutants.py --only cost --count 30 --seed 7     the mutations of an earlier run
 python tools/mutants.py --processes 20                      mutations that only real processes of PyTorch reach
+python tools/mutants.py --list tools/hand_mutants.json      mutations that a reader wrote: file, old and new text, tests
 
 Each mutation is applied to a copy of the tree; its tests are those that call the changed function, which is recorded
 first for every file of tests that is new or changed. Verdicts are kept in results/mutants: a run that was stopped goes
@@ -33,7 +34,7 @@ from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 
-from mutation_sites import Mutation, mutations_of
+from mutation_sites import Mutation, by_hand, mutations_of
 from mutation_tests import FOLDERS, PACKAGES, Reach, Server, Verdict, digest, read_reach, test_files
 
 ROOT = Path(__file__).parents[1]
@@ -94,6 +95,7 @@ def _options() -> argparse.Namespace:
         "--files", metavar="PREFIX", default="", help="only of files whose path in the package begins so"
     )
     parser.add_argument("--processes", type=int, metavar="COUNT", help="instead: of what only PyTorch processes reach")
+    parser.add_argument("--list", type=Path, metavar="FILE", help="instead: those of this file")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--jobs", type=int, default=2, help="mutations at a time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write seed, counts and survivors")
@@ -141,7 +143,9 @@ def _share(trials: list[Trial], work: list, do: Callable) -> None:  # type: igno
 
 
 def _drawn(options: argparse.Namespace, reach: Reach) -> list[tuple[Mutation, Tests]]:
-    """Mutations with their tests: of each package, or those of the runtime that only processes reach."""
+    """Mutations with their tests: of each package, those of a list, or of the runtime that only processes reach."""
+    if options.list:
+        return list(_listed(options.list, reach))
     if options.processes:
         unreached = (one for one in _shuffled("runtime", options) if one.function and not _quick_tests(one, reach))
         return [(one, _process_tests(one)) for one in islice(unreached, options.processes)]
@@ -150,6 +154,19 @@ def _drawn(options: argparse.Namespace, reach: Reach) -> list[tuple[Mutation, Te
         pairs = ((one, _quick_tests(one, reach)) for one in _shuffled(package, options))
         found += islice((pair for pair in pairs if pair[1] or package != "runtime"), options.count)
     return found
+
+
+def _listed(path: Path, reach: Reach) -> Iterator[tuple[Mutation, Tests]]:
+    """Mutations of a list; one whose text is not there exactly once is named and left out: the code has changed."""
+    for entry in json.loads(path.read_text(encoding="utf-8")):
+        file = SOURCE / entry["file"]
+        before, old = file.read_text(encoding="utf-8"), entry["old"]
+        if before.count(old) != 1:
+            print(f"left out, its text has changed: {entry['file']}: {old.strip()[:80]}", flush=True)
+            continue
+        mutation = by_hand(file, before, old, entry["new"])
+        tests = [(test, LIMIT) for test in entry.get("tests", [])]
+        yield mutation, tests or _quick_tests(mutation, reach)
 
 
 def _shuffled(package: str, options: argparse.Namespace) -> Iterator[Mutation]:

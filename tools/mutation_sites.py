@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from difflib import unified_diff
+from itertools import takewhile
 from pathlib import Path
 
-__all__ = ["Mutation", "mark_functions", "mutations_of"]
+__all__ = ["Mutation", "by_hand", "mark_functions", "mutations_of"]
 
 FLIPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -58,6 +59,14 @@ class Mutation:
     def key(self) -> str:
         """Names the mutation wherever its lines have moved to."""
         return f"{self.path.as_posix()}::{self.function}: {' '.join(self.diff().split())}"
+
+
+def by_hand(path: Path, before: str, old: str, new: str) -> Mutation:
+    """The mutation that writes `new` in place of `old`, which is there once."""
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
+    line = before[: before.index(old) + same].count("\n") + 1
+    function = _function_at(_lines_of_functions(before), line)
+    return Mutation(path, function, line, "by hand", before, before.replace(old, new))
 
 
 def mark_functions(tree: ast.Module, key: str) -> ast.Module:

@@ -25,7 +25,7 @@ from paceline.bench.sites.arrivals import LOST, AgentConnection, Arrivals
 from paceline.bench.sites.engines import Agents, MpiEngine, RayEngine, SshEngine, Submission
 from paceline.bench.sites.remote import RemoteLauncher
 from paceline.bench.sites.schedulers import KubernetesEngine, SlurmEngine
-from paceline.bench.sites.site import Process
+from paceline.bench.sites.site import Process, Rendezvous
 from paceline.catalog import cluster
 from paceline.channel.frames import SecureConnection, open_connection
 from paceline.channel.handshake import Login
@@ -247,6 +247,38 @@ def test_each_process_gets_an_agent_of_its_host(tmp_path: Path) -> None:
         remote._assign(ranks, ("b", "b", "a"), [a2, a1, b])
 
 
+def test_other_processes_are_told_the_address_of_the_first(tmp_path: Path) -> None:
+    site = remote.RemoteSite(Rendezvous(remote.PLACEHOLDER, (1,)), Here(carries=False), ("a", "b"))
+    ranks = [Process(f"rank {n}", n, (), {}, tmp_path / "log", rank=n) for n in range(2)]
+    agents: Any = {f"rank {number}": SimpleNamespace(address=f"10.0.0.{number}") for number in range(2)}
+    site._learn(ranks, agents)
+    assert site._addresses == {
+        remote.PLACEHOLDER: "10.0.0.0", remote._placeholder(0): "10.0.0.0", remote._placeholder(1): "10.0.0.1"
+    }  # fmt: skip
+
+
+def test_an_engine_whose_command_has_ended_well_may_still_start_agents(tmp_path: Path) -> None:
+    class Later:
+        port = 1
+
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def next(self, *, timeout_s: float) -> Any:
+            self.asked += 1
+            return "agent" if self.asked == 3 else None
+
+    engine, later = SimpleNamespace(poll=lambda: {"sbatch": 0}), Later()
+    launch: Any = SimpleNamespace(agents=SimpleNamespace(hosts=("a",)), engine=engine, last_words=str)
+    arrivals: Any = later
+    assert remote._accept_all(arrivals, launch, timeout_s=60.0) == ["agent"]
+
+
+def test_an_array_has_one_task_for_each_agent(tmp_path: Path) -> None:
+    words = SlurmEngine(kind="array")._array(Agents(("", "", ""), ("python3",), tmp_path))
+    assert "--array=0-2" in words
+
+
 def test_an_engine_that_gives_up_ends_the_launch_at_once_with_its_words(tmp_path: Path) -> None:
     class Failing(Here):
         def submission(self, agents: Agents) -> Submission:
@@ -264,7 +296,7 @@ def test_an_engine_that_gives_up_ends_the_launch_at_once_with_its_words(tmp_path
 
 
 @pytest.mark.parametrize(
-    "where", ["{folder}/../outside", "{folder}/package/code.py", "{folder}/rank-0.log/../job.json"]
+    "where", ["{folder}/../outside", "{folder}/package/code.py", "{folder}/rank-0.log/../job.json", "{folder}"]
 )
 def test_an_agent_writes_nothing_else(agent: Agent, tmp_path: Path, where: str) -> None:
     before = sorted(path for path in tmp_path.rglob("*"))

@@ -220,6 +220,28 @@ def test_stored_trials_are_part_of_every_later_explanation(tmp_path):
     assert [finding.verdict for finding in with_stored(explanation, store).refuted] == ["refuted"]
     later = replace(explanation, started_at="2026-01-04")
     assert with_stored(later, store).refuted == ()
+    faster = replace(slower, aggregate=0.001)
+    newest = {"study": "made.confirm", "campaign": "made.confirm-3", "started_at": "2026-01-03T09:00"}
+    again = with_stored(explanation, write(tmp_path, [same, faster], **newest))
+    assert [finding.verdict for finding in again.findings if finding.verdict] == ["confirmed"], "the newest counts"
+
+
+def test_a_condition_that_costs_nothing_is_said_all_the_same(tmp_path):
+    explanation = explain(tmp_path, Made(aggregate=0.03, strategy={"overlap": False, "bucket": 65536.0}))
+    trials = plan_trials(explanation, 1, lambda case: None)
+    (place,) = trials.findings
+    findings = tuple(replace(one, first=number == place) for number, one in enumerate(explanation.findings))
+    rates = {trials.confirmations[0].key: ({0: 100.0, 1: 101.0, 2: 99.0}, {0: 93.0, 1: 92.0, 2: 94.0})}
+    tried = with_measured(replace(explanation, findings=findings), trials, rates)
+    assert tried.refuted == ()
+    assert tried.findings[0].verdict == "refuted"
+
+
+def test_a_network_that_the_catalog_has_otherwise_by_now_is_not_tried(tmp_path):
+    explanation = explain(tmp_path, Made(aggregate=0.03, strategy={"overlap": False, "bucket": 65536.0}))
+    assert plan_trials(explanation, 1, lambda case: None).findings
+    explanation.cases[0].evidence.run.case["network"]["digest"] = "another"
+    assert plan_trials(explanation, 1, lambda case: None).findings == {}
 
 
 def test_frameworks_are_ranked_within_a_network_and_size(tmp_path):

@@ -166,6 +166,17 @@ def test_a_name_with_what_is_no_number_of_a_process_is_left_alone(tmp_path: Path
     assert remove_abandoned(tmp_path) == 0
 
 
+def test_what_a_living_process_of_somebody_else_writes_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(process: int, number: int) -> None:
+        raise PermissionError
+
+    (tmp_path / f"run.tmp-{socket.gethostname()}-7-x").mkdir()
+    monkeypatch.setattr(os, "kill", kill)
+    assert remove_abandoned(tmp_path) == 0
+
+
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_directory_is_synchronised_with_all_that_it_holds_before_its_name_appears(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool

@@ -321,6 +321,28 @@ def test_a_campaign_is_rebuilt_from_its_earliest_run_and_the_order_of_its_cases(
     assert inspect_store(store).damaged == ()
 
 
+def test_a_campaign_of_which_nothing_sound_is_left_is_moved_aside(tmp_path: Path) -> None:
+    store = write(tmp_path, [Made(ranks=1, launches=1)])
+    (store.campaigns / "made-1.json").write_text("{}")
+    (store.runs / BAD / "run.json").write_text("{}")
+    done = [one.run for one in repair_store(Store(tmp_path))]
+    assert set(done) == {BAD, "made-1"}
+    assert list(store.campaigns.iterdir()) == []
+
+
+def test_a_document_is_sealed_as_one_of_this_version() -> None:
+    found, verified = unseal(seal({"campaign": "a", "schema_version": 1}))
+    assert (found["schema_version"], verified) == (integrity.SCHEMA_VERSION, True)
+
+
+def test_checksums_that_lead_nowhere_are_damage_in_old_runs_too(store: Store) -> None:
+    folder = store.runs / GOOD
+    (folder / "SHA256SUMS").unlink()
+    (folder / "SHA256SUMS").symlink_to("gone")
+    with pytest.raises(DamagedData, match="SHA256SUMS"):
+        read_files(folder)
+
+
 def test_a_checksum_is_that_of_the_content_in_any_order_of_its_keys() -> None:
     sealed = json.loads(seal({"study": "a", "cases": ["x", "y"]}))
     turned = dict(reversed(sealed.items()))

@@ -33,7 +33,9 @@ def test_jobset() -> None:
     assert set(group) == {"name", "replicas", "template"}
     check_job(group["template"]["spec"])
     assert group["template"]["spec"]["completions"] == 3
-    assert group["template"]["spec"]["template"]["spec"]["containers"][0]["command"] == list(AGENT)
+    pod = group["template"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["command"] == list(AGENT)
+    assert pod["restartPolicy"] == "Never", "a measurement is not repeated in part"
 
 
 @pytest.mark.parametrize("ranks", [1, 4])

@@ -78,6 +78,10 @@ def test_a_worker_is_told_the_case_and_the_protocol(tmp_path: Path) -> None:
     assert (told["data"], told["emulation"], told["accelerator"], told["script"]) == (None, None, "cuda", None)
     processor = launch.job_document(prepared(case(device=Device(name="c", kind="cpu")), tmp_path), protocol)
     assert processor["accelerator"] == "none"
+    first, *others = prepared(case(), tmp_path).placement
+    placement = [first.model_copy(update={"device": Device(name="c", kind="cpu")}), *others]
+    mixed = launch.job_document(prepared(case(), tmp_path, placement=placement), protocol)
+    assert mixed["accelerator"] == "none", "not all ranks have one"
     emulated = case(device=Device(name="e", emulation=Emulation(forward=0.1)))
     assert launch.job_document(prepared(emulated, tmp_path), protocol)["accelerator"] == "none"
 

@@ -99,6 +99,8 @@ def test_joined_inputs():
         ((PadShortcut(name="a", channels=4),), "evenly on both sides"),
         ((Linear(name="a", features=2, tied_to="t"),), "is tied to 't'"),
         ((Embedding(name="a", rows=3, width=2),), "expected tokens"),
+        ((Flatten(name="a"), Linear(name="b", features=2), Relu(name="c", inputs=("a",))), "'b': nothing that leads"),
+        ((Relu(name="a"), Relu(name="b"), Relu(name="c", inputs=("input",))), "'b': nothing that leads"),
     ],
 )
 def test_layers_that_do_not_fit_say_why(layers, words):

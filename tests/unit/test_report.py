@@ -6,31 +6,38 @@ import json
 import math
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import paceline
 from paceline import catalog
 from paceline.explain.cases.step import WhatIf, scaled_step
+from paceline.explain.cases.stragglers import Straggler
 from paceline.explain.explanation import explain_campaign
 from paceline.measurements.integrity import write_sums
 from paceline.measurements.results import usage_of_group
+from paceline.measurements.run import Failure
 from paceline.measurements.store import Store
 from paceline.measurements.summary import Interval
 from paceline.measurements.tables import throughputs_where
 from paceline.report.documents import explanation_document, results_document
-from paceline.report.exports import EXPORTS, export, markdown_report
+from paceline.report.exports import EXPORTS, _case_lines, _write_csv, export, markdown_report
 from paceline.report.figures import error_bars, log_ticks, new_figure, plot_text
 from paceline.report.figures.campaign import launch_points, phase_bars, waterfall
 from paceline.report.html import render_page
 from paceline.report.plots import _light_colours, _painted
-from paceline.report.tables import gap_table, what_if_table
+from paceline.report.tables import gap_table, phase_table, straggler_table, what_if_table
 from paceline.report.terminal.campaign import explanation_lines, show_results
 from paceline.report.words import file_name, percent_half
+from paceline.units import SECONDS, format_share
 from tests.made import Made, write
+from tests.unit.test_store import make_run
 
 HOSTILE = ("<script>alert(1)</script>", "../../etc/passwd", "a|b`c`[x](javascript:alert(1))", '"><img src=x onerror=y>')
+GONE = Failure(phase="launch", reason="crash", message="gone")
 CASES = [
     Made(ranks=1),
     Made(ranks=2, aggregate=0.03),
@@ -289,6 +296,78 @@ def test_mlperf_lines_parse(explained, tmp_path):
     assert sum(content["key"] == "run_start" for content in contents) == 9
     stats = [content["value"] for content in contents if content["key"] == "tracked_stats"]
     assert stats[0]["throughput"] == explanation.cases[0].evidence.launches.throughputs[0]
+
+
+def test_every_share_stands_below_the_name_of_its_phase(explained):
+    _, explanation = explained
+    results = [case.evidence.result for case in explanation.good]
+    table = phase_table(results)
+    for result, row in zip(results, table.rows, strict=True):
+        cells = dict(zip(table.columns, (cell.text for cell in row), strict=True))
+        assert {name: cells[f">{name}"] for name in result.shares} == {
+            name: format_share(share) for name, share in result.shares.items()
+        }
+
+
+def test_every_fact_of_a_slow_rank_stands_below_its_name():
+    slow = Straggler(3, "node3", "backward", "transient", 1.5, 0.25, Interval(0.03, 0.02, 0.04), 7200.0)
+    table = straggler_table([("case", slow)])
+    cells = dict(zip(table.columns, (cell.text for cell in table.rows[0]), strict=True))
+    assert cells == {
+        "case": "case", ">rank": "3", "host": "node3", "phase": "backward", "kind": "transient", ">slower": "1.50 x",
+        ">slowest in": format_share(0.25), ">cost a step": SECONDS.format(0.03),
+        ">waiting a day": SECONDS.format(7200.0),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1"])
+def test_no_text_of_a_table_is_a_formula(tmp_path, text):
+    _write_csv(tmp_path / "table.csv", pa.table({"name": [text, "plain-1"]}))
+    rows = (tmp_path / "table.csv").read_bytes().decode().split("\n")
+    assert rows[1].startswith("\"'" + text[0])
+    assert rows[2] == '"plain-1"'
+
+
+@pytest.fixture
+def drifted(tmp_path):
+    """A case whose second launch does not count: the machine had another speed."""
+    store = write(tmp_path / "results", [Made(ranks=1, launches=5, probes=(1.0, 1.5, 1.0, 1.0, 1.0))])
+    return store, explain_campaign(store, "made-1")
+
+
+def test_mlperf_lines_of_a_launch_that_does_not_count_have_no_figures(drifted, tmp_path):
+    store, explanation = drifted
+    lines = export(explanation, store, "mlperf", tmp_path / "log").read_text().splitlines()
+    contents = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    assert sum(content["key"] == "run_start" for content in contents) == 5
+    stats = {content["metadata"]["step"]: content["value"] for content in contents if content["key"] == "tracked_stats"}
+    rates, steps = ({launch: 32 / (0.12 * (1 + 0.001 * launch)) for launch in (0, 2, 3, 4)} for _ in "ab")
+    assert {launch: value["throughput"] for launch, value in stats.items()} == pytest.approx(rates)
+    assert {launch: 32 / value["step_s"] for launch, value in stats.items()} == pytest.approx(steps)
+
+
+def test_mlperf_lines_say_which_launch_failed_and_the_samples_of_all_ranks():
+    failed = make_run("demo-1-abc-001", launch=1, outcome="failed", failure=GONE)
+    launches = SimpleNamespace(throughputs=(), steps=(), counted=(), runs=(make_run(), failed))
+    lines = _case_lines(SimpleNamespace(evidence=SimpleNamespace(launches=launches)))
+    contents = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    found = {
+        key: [content["value"] or content["metadata"].get("status") for content in contents if content["key"] == key]
+        for key in ("global_batch_size", "run_stop")
+    }
+    assert found == {"global_batch_size": [16, 16], "run_stop": ["success", "aborted"]}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_has_each_launch_at_its_own_number(drifted, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    store, explanation = drifted
+    (place,) = export(explanation, store, "tensorboard", tmp_path / "board").iterdir()
+    reader = EventAccumulator(str(place))
+    reader.Reload()
+    assert [event.step for event in reader.Scalars("samples_per_s")] == [0, 2, 3, 4]
+    assert [event.step for event in reader.Scalars("step_s")] == [0, 2, 3, 4]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 import duckdb
@@ -15,7 +16,14 @@ from paceline.measurements.run import RunData, Span, Step
 from paceline.measurements.sql import ask, open_views, result_rows
 from paceline.measurements.store import Store
 from paceline.measurements.tablefiles import SPANS, STEPS
-from paceline.measurements.tables import launch_table, pass_times, rank_passes, read_spans, throughputs_where
+from paceline.measurements.tables import (
+    clean_steps,
+    launch_table,
+    pass_times,
+    rank_passes,
+    read_spans,
+    throughputs_where,
+)
 from tests.unit.test_store import make_run, make_steps
 
 
@@ -257,3 +265,20 @@ def test_conditions_hold_together_and_a_word_is_a_study_or_a_campaign(store: Sto
     assert len(throughputs_where(store, "demo").runs) == len(throughputs_where(store, "demo-1").runs) == 2
     assert throughputs_where(store, "demo,ranks=3").runs == []
     assert throughputs_where(store, "other").runs == []
+
+
+def test_moments_are_in_utc_wherever_a_run_was_measured(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.write(RunData(make_run(started_at="2026-01-01T01:30:00.000+02:00"), make_steps()))
+    (moment,) = ask(store, "SELECT started_at FROM runs")["started_at"].to_pylist()
+    assert moment == datetime(2025, 12, 31, 23, 30)
+
+
+def test_steps_to_compare_are_timed_ones_of_the_clean_pass_as_long_as_their_slowest_rank(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    timed = [(0, 1, 1.0), (1, 1, 2.0), (0, 2, 3.0), (1, 2, 1.0)]
+    steps = [Step("clean", rank, step, False, 0.0, seconds) for rank, step, seconds in timed]
+    beside = (Step("clean", 0, 0, True, 0.0, 9.0), Step("forward", 0, 3, False, 0.0, 7.0))
+    run = make_run()
+    store.write(RunData(run, (*steps, *beside)))
+    assert clean_steps(store, [run.id]) == {run.id: [2.0, 3.0]}

@@ -59,6 +59,19 @@ def make_steps(seconds: float = 0.1, ranks: int = 2, count: int = 5) -> tuple[St
     )
 
 
+def test_a_run_is_on_disk_before_its_name_appears_and_its_folder_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, seen = tmp_path / "runs" / "demo-1-abc-000", set[tuple[str, bool]]()
+    monkeypatch.setattr(
+        "os.fsync", lambda handle: seen.add((Path(f"/proc/self/fd/{handle}").readlink().name, target.exists()))
+    )
+    Store(tmp_path).write(RunData(make_run(), make_steps()))
+    files = {"run.json", "steps.parquet", "spans.parquet", "SHA256SUMS"}
+    assert {(name, False) for name in files} <= seen
+    assert ("runs", True) in seen
+
+
 def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     store = Store(tmp_path)
     failure = Failure(phase="measure", reason="crash", message="m", rank=1, exit_code=3, log_tail="t")
@@ -83,6 +96,31 @@ def test_a_campaign_is_not_a_prefix_of_another(tmp_path: Path) -> None:
     store.write(RunData(make_run("demo-1-abc-000")))
     store.write(RunData(make_run("demo-12-abc-000", campaign="demo-12")))
     assert [run.id for run in store.read_all(campaign="demo-1")] == ["demo-1-abc-000"]
+
+
+def test_runs_are_read_in_the_order_in_which_they_were_launched(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for name, minute in (("a", 2), ("b", 0), ("c", 1), ("d", 1)):
+        started_at = f"2026-01-01T00:0{minute}:00.000+00:00"
+        store.write(RunData(make_run(f"demo-1-{name}-000", case_id=name, started_at=started_at)))
+    assert [run.case_id for run in store.read_all()] == ["b", "c", "d", "a"]
+
+
+def test_a_run_has_as_many_ranks_as_its_case_has_devices_and_no_more(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for ranks in (16, 17):
+        store.write(RunData(make_run(f"demo-1-abc-{ranks:03d}", ranks=ranks)))
+    assert [run.ranks for run in store.read_all()] == [16]
+    assert "17 on the 16 devices" in store.damaged["demo-1-abc-017"].reason
+
+
+def test_the_document_of_another_campaign_is_damage_whatever_its_file_is_called(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    document = {"campaign": "demo-1", "study": "demo", "started_at": "2026-01-01T00:00:00.000+00:00"}
+    store.write_campaign("demo-1", document)
+    (store.campaigns / "demo-2.json").write_text((store.campaigns / "demo-1.json").read_text())
+    assert [one["campaign"] for one in store.read_campaigns()] == ["demo-1"]
+    assert "document of another campaign" in store.damaged["demo-2"].reason
 
 
 def test_what_is_newer_is_refused_by_name(tmp_path: Path) -> None:
@@ -171,6 +209,16 @@ def test_launches_that_drifted_do_not_count_if_enough_remain(
     assert list(item.rounds) == launches
     assert throughputs_where(store, "study=demo").samples_per_s == list(item.throughputs)
     assert result.throughput == median_interval(item.throughputs)
+
+
+def test_a_failed_launch_is_no_drifted_one(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for launch, probe in enumerate((1.0, 1.0, 1.0, 1.0, 2.0)):
+        failed = {"outcome": "failed", "failure": Failure(phase="launch", reason="crash", message="gone")}
+        run = make_run(f"demo-1-abc-{launch:03d}", launch=launch, probe_s=probe, **(failed if launch == 4 else {}))
+        store.write(RunData(run, make_steps()))
+    (result,) = campaign_results(store, "demo-1")
+    assert (result.num_failed, result.num_drifted, result.num_counted) == (1, 0, 4)
 
 
 def test_a_missing_run_is_one_clear_error(tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t, ttest_ind, ttest_rel
 
+from paceline.measurements import summary
 from paceline.measurements.summary import (
     Comparison,
     Interval,
     amount_interval,
     compare,
+    compare_steps,
     gate_code,
     median_interval,
     phases_of,
@@ -239,3 +241,23 @@ def test_every_pass_adds_its_phase() -> None:
     shorter = phases_of({**passes, "exchange": 2.5, "clean": 21.0})
     assert (shorter["aggregate"], shorter["update"]) == (0.0, 7.0), "what was reached before stays"
     assert phases_of({"clean": 5.0}) == {**dict.fromkeys(wanted, 0.0), "other": 5.0}
+
+
+def test_steps_of_unequal_noise_have_nearly_the_freedom_of_the_noisier(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = iter([[(0.04, 7.0)], [(0.0001, 1000.0)]])
+    monkeypatch.setattr(summary, "_side_error", lambda side, logs: next(errors))
+    found = compare_steps([(100.0, [1.0] * 20)], [(100.0, [1.0] * 20)])
+    assert found is not None
+    assert found.ratio.high == pytest.approx(math.exp(2.3636 * 0.0401**0.5), rel=1e-3)  # of 7.03 degrees of freedom
+
+
+def test_the_mean_of_two_launches_has_half_the_variance_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary, "_step_error", lambda steps: (0.04, 7.0))
+    found = summary._side_error([(100.0, [1.0] * 20)] * 2, np.log([100.0, 100.0]))
+    assert found == [(pytest.approx(0.01), 7.0), (pytest.approx(0.01), 7.0)]
+
+
+def test_steps_that_repeat_each_other_say_nothing_about_noise_at_longer_times() -> None:
+    values = np.random.default_rng(3).normal(1.0, 0.1, 64)
+    few, many = (summary._step_error(np.repeat(values, times)) for times in (2, 16))
+    assert few == pytest.approx(many)

@@ -120,7 +120,7 @@ def nccl_allreduce(fabric: Fabric, n: Floats, algorithm: str | None = None) -> N
         if algorithm in (None, "double_tree"):
             candidates.append(("double_tree", *_tree(fabric, n, protocol)))
     share = NVLS_SHARE.get(fabric.nccl or "")
-    if algorithm is None and share and fabric.hosts == 1 and fabric.local > 2:
+    if algorithm is None and share and fabric.hosts == 1:  # never the fastest of two ranks
         candidates.append(("nvls", US * NVLS_LATENCY, n * fabric.inside_per_byte / share))
     return _first(candidates, n)
 

@@ -51,7 +51,7 @@ class Cost:
         whole = self.a + self.b * self.chunk
         chunks = max(0, math.floor(seconds / whole))
         rest = math.floor((seconds - chunks * whole - self.a) / self.b)
-        return max(self.least, chunks * self.chunk + min(max(rest, 0), self.chunk))
+        return max(self.least, chunks * self.chunk + max(rest, 0))
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ def _write_scalars(explanation: Explanation, store: Store, folder: Path) -> None
 def _events(case: CaseExplanation, at: float) -> list[bytes]:
     launches = case.evidence.launches
     events = [wire.double(1, at) + wire.text(3, "brain.Event:2")]
-    for step, (rate, seconds) in enumerate(zip(launches.throughputs, launches.steps, strict=True)):
+    for step, rate, seconds in zip(launches.rounds, launches.throughputs, launches.steps, strict=True):
         events.append(_scalar(at, step, "samples_per_s", rate))
         events.append(_scalar(at, step, "step_s", seconds))
     for name, seconds in case.evidence.result.phases.items():
@@ -249,15 +249,19 @@ def crc32c(data: bytes) -> int:
 
 
 def _mlperf_lines(cases: Iterable[CaseExplanation]) -> list[str]:
-    """`:::MLLOG` lines as mlperf_logging's parser reads them, a run block for every launch of every case, in order."""
+    """`:::MLLOG` lines as mlperf_logging's parser reads them, a run block for every launch of every case, in order.
+
+    Launches that do not count have no figures.
+    """
     return [line for case in cases for line in _case_lines(case)]
 
 
 def _case_lines(case: CaseExplanation) -> list[str]:
-    rates = iter(case.evidence.launches.throughputs)
-    steps = iter(case.evidence.launches.steps)
+    launches = case.evidence.launches
+    figures = zip(launches.throughputs, launches.steps, strict=True)
+    known = {run.id: found for run, found in zip(launches.counted, figures, strict=True)}
     lines: list[str] = []
-    for run in case.evidence.launches.runs:
+    for run in launches.runs:
         begin = round(datetime.fromisoformat(run.started_at).timestamp() * 1000)
         end = begin + round(run.seconds * 1000)
         facts: list[tuple[str, Any]] = [
@@ -270,8 +274,8 @@ def _case_lines(case: CaseExplanation) -> list[str]:
         ]
         lines += [_line("POINT_IN_TIME", key, value, begin) for key, value in facts]
         lines.append(_line("INTERVAL_START", "run_start", None, begin, framework=run.framework, run=run.id))
-        if run.outcome == "ok":
-            measured = {"throughput": next(rates), "step_s": next(steps)}
+        if run.id in known:
+            measured = dict(zip(("throughput", "step_s"), known[run.id], strict=True))
             lines.append(_line("POINT_IN_TIME", "tracked_stats", measured, end, step=run.launch))
         status = "success" if run.outcome == "ok" else "aborted"
         lines.append(_line("INTERVAL_END", "run_stop", None, end, status=status))

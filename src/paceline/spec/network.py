@@ -115,8 +115,13 @@ class Network(SpecModel):
 
     @model_validator(mode="after")
     def _check(self) -> Network:
-        """Check that names are unique, that inputs precede their layer, and that shapes fit."""
+        """Check that names are unique, that inputs precede their layer, that shapes fit, and that all lead to the end."""
         layer_costs(self)
+        read = {self.layers[-1].name}
+        for layer in reversed(self.layers):
+            if layer.name not in read:
+                raise ValueError(f"layer {layer.name!r}: nothing that leads to the last layer reads it")
+            read |= {*layer.inputs, *([layer.tied_to] if layer.kind == "linear" and layer.tied_to else [])}
         return self
 
     @property

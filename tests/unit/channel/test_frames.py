@@ -324,6 +324,25 @@ def test_a_peer_that_takes_nothing_for_too_long_ends_the_connection(
         mine.send(b"heartbeat")
 
 
+def test_what_is_sent_later_does_not_prolong_the_patience_with_a_peer_that_takes_nothing(
+    pair: tuple[SecureConnection, SecureConnection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, _ = pair
+    given_up: list[bool] = []
+
+    def wait(event: int, deadline: float) -> bool:
+        given_up.append(mine.closed)
+        mine._queue.clear()
+        return True
+
+    monkeypatch.setattr(mine, "_drain", lambda: not mine._queue)
+    monkeypatch.setattr(mine, "_poll", wait)
+    now = time.monotonic()
+    mine._queue.extend([(memoryview(b"report"), now - 1.0), (memoryview(b"heartbeat"), now + 3600.0)])
+    mine._write_all()
+    assert given_up == [True]
+
+
 def test_a_frame_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "FRAME_TIMEOUT", 0.3)
     mine, yours = log_in()

@@ -178,6 +178,14 @@ def test_a_cycle_by_hand() -> None:
     assert cycle_buckets([1.0, 1.0], [1.0, 1.0], 100.0, cycle=1.0, cost=cost) == [1], "ready when it looks"
 
 
+def test_a_cycle_waits_until_all_that_it_sent_has_arrived() -> None:
+    def cost(many: list[float]) -> list[float]:
+        return [1.5 * size for size in many]
+
+    # The first two leave at 1 and arrive at 4, when the others are ready both.
+    assert cycle_buckets([1.0] * 4, [1.0, 1.0, 2.0, 3.0], 10.0, cycle=1.0, cost=cost) == [1, 3]
+
+
 @pytest.mark.parametrize(
     ("ready", "last"),
     [

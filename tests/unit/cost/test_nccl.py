@@ -5,7 +5,7 @@ import pytest
 
 from paceline import catalog
 from paceline.cost.collective import allreduce, allreduce_parts, chosen_algorithms, fabric_of, gather_or_scatter
-from paceline.spec.cluster import place
+from paceline.spec.cluster import Cluster, place
 
 SIZES = np.array([1e3, 1e6, 25e6, 1e9])
 
@@ -59,6 +59,14 @@ def test_where_nccl_cannot_run_the_exchange_is_a_ring(name):
     assert over.nccl is None
     assert (allreduce(over, SIZES) == allreduce(over, SIZES, "ring")).all()
     assert fabric("dgx-1", nccl=False).nccl is None
+
+
+def test_the_hops_of_the_slower_wire_count_where_hosts_have_different_ones():
+    nvlink, pcie = (catalog.cluster(name).hosts[0] for name in ("dgx-a100", "4x rtx-3090"))
+    mixed = Cluster(name="mixed", hosts=(nvlink, pcie))
+    assert nvlink.inside.name.startswith("nvlink")
+    assert fabric_of(mixed, place(mixed, 12), nccl=True).nccl == pcie.inside.name
+    assert fabric_of(mixed, place(mixed, 8), nccl=True).nccl == nvlink.inside.name
 
 
 def test_other_algorithms_have_nccls_hops():

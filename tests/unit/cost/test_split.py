@@ -112,6 +112,7 @@ def test_leasts_that_fill_the_batch_are_the_split() -> None:
         ([90.0, 9.0, 1.0], 10, (1, 1, 1), (8, 1, 1)),
         ([0.0, 0.0], 0, (), (0, 0)),
         ([1.0, 1.0], 3, (1, 2), (1, 2)),
+        ([1.0, 1.0, 1.0], 5, (1, 2, 2), (1, 2, 2)),  # what the last is raised by, the second lacks then
     ],
 )
 def test_whole_shares_by_hand(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -13,9 +14,11 @@ from numpy.typing import NDArray
 
 from paceline.cli import program
 from paceline.errors import InputError
+from paceline.explain.compared import compare_sides, side_of
 from paceline.measurements.store import Store
 from paceline.measurements.summary import compare_steps
 from paceline.measurements.trace.observed import Observed, ObservedStep, record
+from tests.made import Made, write
 
 
 def titan_log(path: Path, step_s: NDArray[np.float64], tokens: int = 4096) -> str:
@@ -76,6 +79,25 @@ def test_other_than_two_sides_are_refused(tmp_path: Path, words: tuple[str, ...]
     found = asked(tmp_path, *words)
     assert found.exit_code == 2
     assert "expected two sides" in found.output
+
+
+def test_a_launch_that_is_named_twice_is_no_two_launches(tmp_path: Path) -> None:
+    store = write(tmp_path, [Made(ranks=1)])
+    with pytest.raises(InputError, match="a launch is named twice"):
+        side_of(["study=made", "ranks=1"], store)
+
+
+def test_launches_of_common_rounds_are_paired_and_steps_have_the_asked_confidence(tmp_path: Path) -> None:
+    store = write(tmp_path, [Made(ranks=1), Made(ranks=2)])
+    sides = [side_of([f"ranks={ranks}"], store) for ranks in (1, 2)]
+    assert compare_sides(*sides, 0.95)[0].num_pairs == 3
+    steps = [noisy(0.1, 40, seed).tolist() for seed in (1, 2)]
+    few = [
+        replace(side, launches=replace(side.launches, samples_per_s=[10.0], rounds=[("c", 0)]), steps=[seconds])
+        for side, seconds in zip(sides, steps, strict=True)
+    ]
+    wide, narrow = (compare_sides(*few, confidence)[0].ratio.width for confidence in (0.99, 0.8))
+    assert wide > 1.5 * narrow
 
 
 def test_few_steps_do_not_decide(tmp_path: Path) -> None:

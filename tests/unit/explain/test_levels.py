@@ -47,3 +47,8 @@ def test_steps_of_a_noisy_series_are_judged_by_its_noise() -> None:
     assert len(levels_of(values, 1.0)) == 1
     values[32:] += 0.06
     assert [(begin, end) for begin, end, _ in levels_of(values, 1.0)] == [(0, 32), (32, 64)]
+
+
+def test_a_small_change_beside_a_large_one_divides_nothing() -> None:
+    values = np.repeat([1.0, 1.01, 1.5], 60) + 1e-4 * np.random.default_rng(1).standard_normal(180)
+    assert [(begin, end) for begin, end, _ in levels_of(values, 1.0)] == [(0, 120), (120, 180)]

@@ -14,7 +14,7 @@ import pytest
 from paceline.explain.cases import breakdown
 from paceline.explain.cases import step as steps
 from paceline.explain.cases.evidence import CaseEvidence, load_evidence
-from paceline.explain.cases.exchange import GradientExchange, gradient_exchange
+from paceline.explain.cases.exchange import GradientExchange, gradient_exchange, gradients_of
 from paceline.explain.confirm import BarTrial, Trials, _apart, plan_trials, with_measured
 from paceline.explain.explanation import explain_campaign
 from paceline.explain.findings import Change, Finding, across, gain_of, is_shown, ranked
@@ -370,6 +370,16 @@ def test_fewer_devices_are_advised_to_the_case_that_has_more(tmp_path: Path) -> 
     assert one.evidence[0] == "123.0 samples/s with 2 ranks, 266.4 with 1"
 
 
+def test_fewer_devices_are_compared_round_by_round_as_their_gain_is() -> None:
+    best, case = (
+        SimpleNamespace(run=SimpleNamespace(ranks=ranks), launches=SimpleNamespace(throughputs=rates, rounds=(0, 1, 2)))
+        for ranks, rates in ((1, (110.0, 221.0, 442.0)), (4, (100.0, 200.0, 400.0)))
+    )
+    gain = across._fewer_gain(case, best)  # type: ignore[arg-type]
+    assert 0 < gain.low < gain.value < gain.high < 0.15
+    assert across._fewer_title(case, best) == "1 rank is 1.10 times as fast as 4"  # type: ignore[arg-type]
+
+
 def test_ranks_without_a_core_are_advised_to_be_as_many_as_cores(tmp_path: Path) -> None:
     (one,) = [
         f
@@ -380,6 +390,13 @@ def test_ranks_without_a_core_are_advised_to_be_as_many_as_cores(tmp_path: Path)
     assert one.trial.ranks == 2
     assert "no case of this study has at most 2 ranks" in one.unknown
     assert "a rank has 0.33 of a core" in one.evidence[0]
+
+
+def test_threads_are_counted_against_the_cores_of_their_own_host(tmp_path: Path) -> None:
+    causes = {cause for cause, _ in found(tmp_path / "apart", Made(ranks=4, threads=2, cores=4))}
+    assert "oversubscribed_threads" not in causes
+    causes = {cause for cause, _ in found(tmp_path / "together", Made(ranks=4, threads=2, cores=4, one_host=True))}
+    assert "oversubscribed_threads" in causes
 
 
 def test_the_time_before_the_first_layer_is_a_share_of_the_traced_step(tmp_path: Path) -> None:
@@ -397,6 +414,12 @@ def test_stalls_of_more_than_half_of_the_steps_are_persistent(count: int, patter
     assert StepCause("stalls", "io", None, share, None, None, count=count, num_steps=200).pattern == pattern
     assert StepCause("stalls", "io", None, share, None, 150, count=count, num_steps=200).pattern == "transient"
     assert StepCause("slow_rank", "io", 1, share, None, None, count=1, num_steps=200).pattern == "persistent"
+
+
+def test_gradients_are_those_of_the_first_rank(tmp_path: Path) -> None:
+    (case,) = evidence(tmp_path, Made(aggregate=0.03))
+    spans = tuple(Span(rank, 0, "backward", "a.weight", 1.0 + rank, 1.0 + rank, 100) for rank in (0, 1))
+    assert gradients_of(replace(case, spans=spans)) == ((100.0,), (1.0,))
 
 
 def test_gradients_become_ready_in_the_measured_backward(tmp_path: Path) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from paceline.explain.cases import breakdown
-from paceline.explain.cases.evidence import CaseEvidence
+from paceline.explain.cases.evidence import CaseEvidence, load_evidence
 from paceline.explain.cases.exchange import CALL_S, GradientExchange, _hops, gradient_exchange
+from paceline.explain.cases.stragglers import Straggler
 from paceline.explain.explanation import explain_campaign
 from paceline.explain.findings import Finding, exchange_gain, rules
+from paceline.measurements.summary import Interval
 from paceline.units import BANDWIDTH
 from tests.made import Made, write
 
@@ -119,6 +121,18 @@ def test_what_to_do_about_a_slow_rank_depends_on_where_the_others_are() -> None:
     unequal = case(hosts=(0, 1))
     unequal.placed[1].device = SimpleNamespace(model_dump_json=lambda: "other")
     assert "smaller part of the batch" in rules._for_straggler(unequal, "transient")
+
+
+def test_of_several_slow_ranks_the_one_that_costs_most_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (case,) = load_evidence(write(tmp_path, [Made(ranks=4)]), "made-1")
+    cost = Interval(0.03, 0.02, 0.04)
+    slow = [Straggler(rank, f"node{rank}", "forward", "persistent", 1.5, 0.8, cost, 10.0) for rank in (2, 1)]
+    monkeypatch.setattr(rules, "find_stragglers", lambda _: tuple(slow))
+    finding = rules.slow_rank(case)
+    assert finding is not None
+    assert finding.title == "Rank 2 on node2 holds up the others"
 
 
 def test_a_batch_that_the_step_waits_for_costs_reading_and_copying(tmp_path: Path) -> None:

@@ -227,6 +227,15 @@ def test_garbage_collection_counts_from_three_percent() -> None:
     assert judge_steps(train(), Setting(collecting=0.02)).causes == ()
 
 
+def test_stalls_of_one_moment_may_be_chance_and_are_not_named() -> None:
+    def at(*places: int) -> set[str]:
+        steps = train(lambda rank, step: {"forward": 0.5} if step in places else {})
+        return {cause.kind for cause in judge_steps(steps).causes}
+
+    assert at(10, 13, 17) == set()
+    assert at(*range(5, 200, 13)) == {"stalls"}
+
+
 def test_too_few_steps_have_no_verdict_and_say_so() -> None:
     judgement = judge_steps(train(lambda rank, step: {"io": 0.5}, steps=FEWEST_STEPS - 1))
     assert judgement.causes == ()

@@ -27,6 +27,17 @@ def test_gains_are_those_of_predictions_with_that_bucket():
     assert hundred.gain.value == pytest.approx(usual / other - 1)
 
 
+def test_a_size_is_in_the_units_of_bucket_cap_mb():
+    answer = choose_bucket(ask("resnet50", "v100-10gbe-8x4"), 32)
+    binary, decimal = (
+        ask("resnet50", "v100-10gbe-8x4", strategy=Strategy(bucket=100 * unit)) for unit in (2.0**20, 1e6)
+    )
+    steps = [predict_curve(one, (32,)).predictions[0].step_s.value for one in (binary, decimal)]
+    assert steps[0] > 1.05 * steps[1], "102 MB of gradients fit into one bucket only in binary units"
+    hundred = next(one for one in answer.choices if one.megabytes == 100)
+    assert hundred.step_s.value == pytest.approx(steps[0])
+
+
 def test_small_buckets_lose_where_messages_are_slow_to_start():
     answer = choose_bucket(ask("resnet50", "v100-10gbe-8x4"), 32, calibration=CATALOG_ONLY)
     first = answer.choices[0]

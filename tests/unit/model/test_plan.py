@@ -16,9 +16,11 @@ from paceline.measurements.profile import Profile, ProfiledLayer, write_profile
 from paceline.model.calibration import AS_STATED, CATALOG_ONLY, Uncertain, write_calibration
 from paceline.model.measured.points import read_points
 from paceline.model.plan.file import read_plan, write_plan
-from paceline.model.plan.make import Plan, make_plan
-from paceline.model.question import Question
+from paceline.model.plan.make import Plan, _Pricer, make_plan
+from paceline.model.question import Question, works_of
 from paceline.model.scaling import predict_curve
+from paceline.model.step import NOMINAL
+from paceline.model.sweep import CollectiveFit
 from paceline.report.figures.predictions import plan_bars
 from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link
 from paceline.spec.strategy import Strategy
@@ -106,6 +108,27 @@ def test_figures_of_every_candidate_are_consistent() -> None:
         assert low < candidate.interval_50[0] < candidate.predicted_throughput < candidate.interval_50[1] < high
     scores = [candidate.score for candidate in made.ranked]
     assert scores == sorted(scores, reverse=True)
+
+
+def test_a_sweep_of_a_fast_link_makes_no_other_link_faster_than_it_is() -> None:
+    fast = CollectiveFit("all_reduce", 2, "additive", 1e-5, 1e-11, 0.0, 0.0, 1e3, 1e9)
+    asked = ask(cluster((device(),), (device(),), link=SLOW))
+    made = make_plan(asked, global_batch=64, calibration=replace(AS_STATED, collectives=(fast,)))
+    assert {one.link[0] for one in made.devices} == {SLOW.bandwidth}
+    slow = replace(fast, per_byte=1e-6)
+    made = make_plan(asked, global_batch=64, calibration=replace(AS_STATED, collectives=(slow,)))
+    assert [one.link[0] for one in made.devices] == pytest.approx([1e6, 1e6], rel=0.01)
+
+
+def test_equal_devices_cost_more_where_more_of_them_share_the_cores_of_a_host() -> None:
+    cpu = device(kind="cpu")
+    hosts = tuple(Host(name=f"h{n}", devices=(cpu,) * n, inside=FAST, link=FAST, cores=1) for n in (1, 3))
+    asked = ask(Cluster(name="c", hosts=hosts), threads=1)
+    pricer = _Pricer(asked, 4, AS_STATED, works_of(asked), NOMINAL)
+    everyone = (0, 1, 2, 3)
+    alone, shared = (pricer.price((i,), 1, everyone).seconds for i in (0, 1))
+    assert shared > 2 * alone
+    assert pricer.price((1,), 1, (1,)).seconds == pytest.approx(alone)
 
 
 def test_groups_share_the_batch_exactly() -> None:

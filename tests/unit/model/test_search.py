@@ -54,6 +54,14 @@ def test_a_quorum_waits_for_its_slowest_group() -> None:
     assert found == pytest.approx([20 + 50 + 100, 20 + 50 + 50, 60])
 
 
+def test_every_device_of_a_slow_group_has_a_sample() -> None:
+    fast, slow = device(rate=1000.0), device("b", rate=1.0)
+    found = ranked_candidates([fast, slow, slow, slow], 12, size=1e3)
+    shares = [one.shares for one in found if len(one.groups) == 2]
+    assert shares
+    assert all(sum(of_group) >= 3 for both in shares for of_group in both[1:])
+
+
 def test_one_group_exchanges_with_nobody() -> None:
     assert rate_of(candidate(30), [0.3], [0.8], [device()]) == pytest.approx(100)
 

@@ -330,6 +330,18 @@ def test_a_sweep_replaces_the_formula_of_its_own_operation() -> None:
         assert terms(calibration=swept(operation), **changes) == terms(calibration=plain, **changes)
 
 
+@pytest.mark.parametrize(("threads", "full"), [(1, False), (2, True), (4, True)])
+def test_cores_are_full_when_the_threads_of_all_ranks_fill_them(threads: int, full: bool) -> None:
+    assert replace(RANKS, cores=4, threads=threads).full is full
+
+
+def test_a_calibrated_latency_does_not_count_twice_where_nccls_own_hops_hold() -> None:
+    slow = replace(AS_STATED, latency=Uncertain(3.0, 0.0))
+    over_nccl = replace(RANKS, fabric=replace(LINK, nccl="nvlink4"))
+    assert terms(over_nccl, slow) == terms(over_nccl)
+    assert terms(calibration=slow)["aggregate"] == pytest.approx(3.4 + 2 * 2 * 0.2)
+
+
 def test_asynchronous_devices_read_their_input_too() -> None:
     reading = replace(MIXED, input_s=(2.0, 1.0))
     found = terms(reading, synchrony="asynchronous")

@@ -196,7 +196,8 @@ def _rates_words(case: CaseEvidence, best: CaseEvidence) -> str:
 
 def _fewer_title(case: CaseEvidence, best: CaseEvidence) -> str:
     """How much faster fewer ranks are; "as fast" only where the launches show no difference."""
-    ratio = speedup_interval(best.launches.throughputs, case.launches.throughputs)
+    rounds = (best.launches.rounds, case.launches.rounds)
+    ratio = speedup_interval(best.launches.throughputs, case.launches.throughputs, rounds=rounds)
     fewer = "1 rank is" if best.run.ranks == 1 else f"{best.run.ranks} ranks are"
     times = f"{ratio.value:.2f} times as fast" if not ratio.low <= 1 <= ratio.high else "as fast"
     return f"{fewer} {times} as {case.run.ranks}"

@@ -142,3 +142,8 @@ def test_devices_are_of_one_kind_within_a_quarter_of_the_next_faster() -> None:
     shared = measured([Cost(0.1, 0.001), Cost(0.0, 0.004)], together(2))
     assert _each(shared, 100) == pytest.approx([0.15 / 50, 0.004]), "in an equal share, with the constant part"
     assert _each(shared, 1) == pytest.approx([0.101, 0.004])
+
+
+def test_devices_are_of_one_kind_with_the_next_faster_one() -> None:
+    names = _kinds([1.44, 1.0, 2.0, 1.2])
+    assert names[0] == names[1] == names[3] != names[2]

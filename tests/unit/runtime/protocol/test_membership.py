@@ -118,6 +118,31 @@ def test_an_attempt_that_others_may_have_established_needs_a_majority_too() -> N
     assert may_go_on(dict.fromkeys("cde", (five,)), Memory()), "if c never received it, it was never established"
 
 
+def test_of_two_views_with_one_number_the_one_that_was_established_counts() -> None:
+    held, other = ballot(4, "ab"), ballot(4, "cdef", established=False)
+    ballots = {"a": (held,), "b": (held,), "c": (other,)}
+    assert may_go_on(ballots, Memory()), "the other can be established nowhere: a and b were here"
+
+
+def test_one_that_came_back_is_dead_no_more() -> None:
+    memory = Memory()
+    memory.lost("b", 2)
+    memory.judged("b", dead=True)
+    assert memory.deaths == (("b", 2),)
+    memory.back("b")
+    memory.lost("b", 3)
+    assert (memory.deaths, memory.dead) == ((), set()), "nobody has called it since"
+
+
+def test_a_first_rank_that_is_started_anew_does_not_begin_without_those_that_train() -> None:
+    leading = Leading("a", TIMES, first=2, now=0.0, memory=Memory())
+    before = ballot(6, "bcd")
+    for name, hello in (("a", ()), ("b", (before,))):
+        leading.join(peer(name), messages.Hello(peer(name), 6 if hello else 0, hello), 0.0)
+        leading.hear(name, ready(6 if hello else 0), 0.0)
+    assert not sent(leading.tick(0.5), messages.ViewFormed), "c and d may go on without b"
+
+
 def test_a_late_joiner_does_not_begin_anew_when_all_that_held_the_state_are_dead() -> None:
     late = {"b": (ballot(3, "ab", established=False),)}
     dead = Memory(vanished={"a": 1}, dead={"a"})
@@ -214,6 +239,19 @@ def test_two_leaders_that_wait_hear_of_each_other_through_whoever_one_of_them_kn
     assert ("host-c", 1) in core.known, "so it asks c itself"
     assert core.gives_way(messages.LeadershipReply("c", "host-c", 1, True, 2), (False, 1))
     assert core.resigned_for == ("host-c", 1)
+
+
+def test_a_leader_that_gave_way_before_it_formed_a_view_asks_all_others_before_it_leads_again() -> None:
+    core = Following(peer("b"), TIMES, 0.0)
+    core.welcomed(LEADER, 0.0)
+    core.hear(view_formed(3, "abc"), 0.0)
+    core.lost(silent=True)
+    assert core.gives_way(messages.LeadershipReply("e", "host-e", 1, False, 2), (False, 1))
+    search, asked = core.search([], 0.0, leads=False), []
+    for at in range(3):
+        asked.append(search.next(leads=False))
+        search.answered(None, 0.1 * at, leads=False)
+    assert asked == [Ask(("host-e", 1)), Ask(peer("a").endpoint), Ask(peer("c").endpoint)]
 
 
 def test_a_process_that_was_in_no_view_asks_those_that_asked_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -118,6 +119,56 @@ def test_no_shard_applies_what_the_first_refuses(shards: Any) -> None:
     with pytest.raises(LeaseRevoked):
         made.exchange(connections.np.ones(4, dtype="float32"), sequence=1, versions=[0, 0], samples=4)
     assert asked == [0]
+
+
+def test_other_shards_get_nothing_of_a_group_that_is_revoked_while_its_round_waits(shards: Any) -> None:
+    asked, questions, enough = list[int](), list[messages.Message](), threading.Event()
+
+    def act(port: int, message: Any) -> Any:
+        if isinstance(message, messages.StandingQuery):
+            questions.append(message)
+            if len(questions) == 3:
+                enough.set()
+            return messages.Standing(False, True)
+        asked.append(port)
+        assert enough.wait(20)
+        return messages.PushRejected()
+
+    made, _ = shards(act)
+    with pytest.raises(LeaseRevoked):
+        made.exchange(connections.np.ones(4, dtype="float32"), sequence=1, versions=[0, 0], samples=4)
+    assert asked == [0]
+
+
+def test_no_heartbeat_follows_a_farewell(shards: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    made, _ = shards(lambda port, message: said.append(type(message).__name__) or messages.Done())
+    monkeypatch.setattr(made._heartbeats, "stop", lambda: said.append("stopped"))
+    made.leave()
+    assert said[:3] == ["stopped", "LeaveSyncer", "LeaveSyncer"]
+
+
+def test_a_process_that_was_suspended_doubts_before_its_next_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, waits, doubts = Clock(), list[float](), list[bool]()
+
+    class Asleep(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(clock.now)
+            clock.now += 5.0 if len(waits) == 3 else 0.1
+            return len(waits) > 4
+
+    def send(self: GroupHeartbeats, index: int, channel: Any) -> Any:
+        doubts.append(self.doubtful)
+        self.doubtful = False
+        return Line(None)
+
+    monkeypatch.setattr(connections, "time", clock)
+    monkeypatch.setattr(connections, "threading", SimpleNamespace(Event=Asleep, Thread=threading.Thread))
+    monkeypatch.setattr(GroupHeartbeats, "_send", send)
+    login = login_of(b"secret", Role.GROUP, "a")
+    heartbeats = GroupHeartbeats([("h", 1)], login, group="a", cut_off=lambda index: None)
+    heartbeats._threads[0].join(20)
+    assert doubts == [True, False, True, False], "asleep before the third"
 
 
 def test_other_shards_get_progress_while_the_round_of_the_first_waits(shards: Any) -> None:

@@ -296,6 +296,48 @@ def test_the_grace_of_others_goes_on_when_one_begins_anew() -> None:
     assert (shard.settled("b", 1), shard.settled("a", 1)) == (True, False)
 
 
+def test_a_grace_begins_anew_when_nobody_is_left_who_has_arrived() -> None:
+    shard = ShardState(RoundPolicy(groups=2, quorum=1, grace=4.0))
+    shard.start(np.zeros(2, dtype=np.float32))
+    shard.arrive(arrival("a"), 10.0)
+    shard.forget("a")
+    shard.arrive(arrival("b"), 13.0)
+    assert not shard.advance(16.9)
+    assert shard.advance(17.0)
+
+
+def test_a_restart_keeps_how_many_samples_a_round_has(tmp_path: Path) -> None:
+    shard = ShardState(RoundPolicy(groups=2))
+    shard.start(np.zeros(2, dtype=np.float32))
+    for name, samples in (("a", 30), ("b", 10)):
+        shard.arrive(arrival(name, samples=samples), 0.0)
+    shard.advance(0.0)
+    again = written_and_read(shard, ShardState(RoundPolicy(groups=2)), tmp_path)
+    again.arrive(arrival("b", sequence=2, base=1), 0.0)
+    assert again.advance(0.0)
+    assert again.theta == pytest.approx([-1.0 - 10 / 40] * 2)
+
+
+def test_who_arrives_first_changes_no_digit_of_a_round() -> None:
+    found = []
+    for order in ("abc", "acb", "cab"):
+        shard = ShardState(RoundPolicy(groups=3, quorum=3))
+        shard.start(np.zeros(2, dtype=np.float32))
+        for name in order:
+            shard.arrive(arrival(name, value={"a": 1e8, "b": 1.0, "c": -1e8}[name]), 0.0)
+        assert shard.advance(0.0)
+        found.append(np.asarray(shard.theta).tolist())
+    assert found[0] == found[1] == found[2]
+
+
+def test_the_first_parameters_are_the_shards_own() -> None:
+    given = np.zeros(2, dtype=np.float32)
+    shard = ShardState(RoundPolicy())
+    shard.start(given)
+    given += 1.0
+    assert np.asarray(shard.theta).tolist() == [0.0, 0.0]
+
+
 def test_what_arrives_again_after_a_later_one_is_not_taken() -> None:
     shard = shard_with("a")
     shard.arrive(arrival("a", sequence=3, base=1), 0.0)

@@ -184,6 +184,7 @@ def test_a_retuned_quorum_and_its_local_steps_are_told_and_kept(tmp_path: Path) 
     for _ in ("as it is", "started again"):
         reply = lease(shard, "stays")
         assert (reply.local_steps, reply.merge_at) == (16, None)
+        assert reply.lease is not None, "leasing goes on"
         shard = shard_of(tmp_path)
     reply_of(shard, messages.Retune("stays", 16, 2, ("127.0.0.1", 9)))
     for _ in ("as it is", "started again"):
@@ -192,7 +193,55 @@ def test_a_retuned_quorum_and_its_local_steps_are_told_and_kept(tmp_path: Path) 
         shard = shard_of(tmp_path)
 
 
-def test_facts_are_the_mean_and_largest_staleness(tmp_path: Path) -> None:
+def test_a_shard_that_ends_right_after_it_was_retuned_is_retuned_when_it_is_back(tmp_path: Path) -> None:
+    shard = shard_of(tmp_path)
+    begin(shard, "stays")
+    reply_of(shard, messages.Retune("stays", 16, 2, ("127.0.0.1", 9)))
+    reply = lease(shard_of(tmp_path), "stays")
+    assert (reply.lease, reply.local_steps, reply.merge_at) == (None, 16, ("127.0.0.1", 9))
+
+
+def test_samples_of_a_round_that_a_group_did_not_live_to_see_are_leased_again(tmp_path: Path) -> None:
+    shard = shard_of(tmp_path, quorum=2)
+    begin(shard, "anew", "stays")
+    lost = lease(shard, "anew").lease
+    waiting = threading.Thread(target=push, args=(shard, "anew", 100.0), daemon=True)
+    waiting.start()
+    while not shard._shard.has("anew", 1):
+        waiting.join(0.01)
+    start = messages.StartGroup("anew", SESSION + 1, LAYOUT, 100, 1, (0, 0), None, None, pack_numbers(0 * ONES, "none"))
+    reply_of(shard, start)
+    assert lease(shard, "stays").lease == lost, "its progress is dropped with what it had begun"
+
+
+@pytest.mark.parametrize(("samples", "epochs"), [(100, 2), (99, 1)])
+def test_groups_on_other_data_or_for_other_epochs_are_refused(tmp_path: Path, samples: int, epochs: int) -> None:
+    shard = shard_of(tmp_path)
+    begin(shard, "stays")
+    data = pack_numbers(0 * ONES, "none")
+    reply = reply_of(shard, messages.StartGroup("b", SESSION, LAYOUT, samples, epochs, (0, 0), None, None, data))
+    assert isinstance(reply, messages.StartRefused)
+    assert f"{samples} samples for {epochs} epochs, the others on 100 for 1" in reply.why
+
+
+@pytest.mark.parametrize(("packing", "back"), [("none", "none"), ("half", "half"), ("int8", "half")])
+def test_parameters_come_back_no_coarser_than_in_half(tmp_path: Path, packing: str, back: str) -> None:
+    shard = shard_of(tmp_path)
+    begin(shard, "stays")
+    given = pack_numbers(np.array([1.0, 2.0, 3.0, 1000.0], np.float32), packing)
+    reply = reply_of(shard, messages.Push("stays", SESSION, 1, 0, 25, packing, given))
+    assert reply.packing == back
+    assert unpack_numbers(reply.data, back) == pytest.approx(parameters(shard), rel=1e-3)
+
+
+def test_progress_from_a_version_that_never_was_is_refused(tmp_path: Path) -> None:
+    shard = shard_of(tmp_path)
+    begin(shard, "stays")
+    with pytest.raises(ProtocolError, match="started from version 1, the newest is 0"):
+        reply_of(shard, messages.Push("stays", SESSION, 1, 1, 25, "none", pack_numbers(ONES, "none")))
+
+
+def test_facts_are_the_mean_and_largest_staleness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shard = shard_of(tmp_path)
     begin(shard, "a", "b")
     for sequence in (1, 2, 3):
@@ -200,6 +249,8 @@ def test_facts_are_the_mean_and_largest_staleness(tmp_path: Path) -> None:
     facts = reply_of(shard, messages.FactsQuery("a"))
     assert isinstance(facts, messages.Facts)
     assert (facts.version, facts.dropped, facts.mean_staleness, facts.largest_staleness) == (3, 0, 1.0, 2)
+    monkeypatch.setattr("paceline.runtime.syncer.shard.REPORTED", 2)
+    assert reply_of(shard, messages.FactsQuery("a")).mean_staleness == 1.5, "of the newest"
 
 
 @pytest.mark.parametrize("samples", [0, 25])
@@ -266,6 +317,31 @@ def test_a_group_is_declared_failed_when_its_timeout_has_passed(tmp_path: Path, 
     assert lease(shard, "stays").lease == lost
 
 
+def test_a_group_that_does_not_come_back_after_a_restart_is_declared_failed_too(tmp_path: Path, clock: Clock) -> None:
+    shard = shard_of(tmp_path)
+    begin(shard, "hung", "stays")
+    lost = lease(shard, "hung").lease
+    shard = shard_of(tmp_path)
+    clock.hook = lambda: reply_of(shard, messages.GroupHeartbeat("stays", True))
+    watched(shard, clock, 20.0, 40.0, 60.0)
+    assert counts(shard, "hung")
+    shard = shard_of(tmp_path)  # `counts` was a sign of life
+    watched(shard, clock, 80.0, 100.0, 120.0, 120.1)
+    assert lease(shard, "stays").lease == lost
+
+
+def test_what_arrives_late_of_a_group_that_has_left_does_not_bring_it_back(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    shard = shard_of(tmp_path)
+    begin(shard, "left", "stays")
+    reply_of(shard, messages.LeaveSyncer("left"))
+    reply_of(shard, messages.StandingQuery("left", 0))
+    clock.hook = lambda: reply_of(shard, messages.GroupHeartbeat("stays", True))
+    watched(shard, clock, 20.0, 40.0, 60.0, 60.1)
+    assert "declared failed" not in caplog.text
+
+
 @pytest.mark.parametrize(("moments", "counted"), [((30.0, 60.0, 60.1), False), ((30.1, 60.1, 90.0), True)])
 def test_a_shard_that_was_suspended_for_half_the_timeout_judges_nobody_by_it(
     tmp_path: Path, clock: Clock, moments: tuple[float, ...], counted: bool
@@ -318,6 +394,20 @@ def test_a_syncer_of_the_groups_own_ends_with_its_folder_when_all_have_left(
         shard._tick()
     assert code.value.code == 0
     assert not own.exists()
+
+
+def test_a_syncer_of_the_groups_own_stays_while_one_waits_aside(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.runtime.syncer.shard.os._exit", lambda code: None)
+    own = tmp_path / "own"
+    own.mkdir()
+    shard = SyncerShard(ShardState(RoundPolicy()), groups=1, heartbeat_timeout=60.0, journal=None, own=own)
+    begin(shard, "a")
+    reply_of(shard, messages.Idle("a"))
+    clock.hook = lambda: reply_of(shard, messages.GroupHeartbeat("a", False))
+    watched(shard, clock, *(20.0 * number for number in range(1, 10)))
+    assert own.exists()
 
 
 def test_a_start_that_is_repeated_is_carried_out_once_and_an_older_one_is_refused(tmp_path: Path) -> None:
@@ -403,3 +493,7 @@ def test_no_answer_ends_before_what_it_says_is_on_disk_and_a_heartbeat_waits_for
         ("Parameters", 0, 1), ("HeartbeatReply", 1, 1), ("LeaseReply", 1, 2), ("Parameters", 2, 3), ("Facts", 3, 3),
         ("closed", 3, 3),
     ]  # fmt: skip
+    shard._carry_out(messages.LeaseRequest("a", SESSION, 2, 25, None), ONES)  # decided, and not on disk yet
+    beating: Any = Caller(disk, messages.GroupHeartbeat("a", True))
+    shard._serve_caller(beating)
+    assert beating.answers[0] == ("HeartbeatReply", 0, 0)
