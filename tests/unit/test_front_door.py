@@ -47,9 +47,9 @@ def paceline(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
         (("catalog", "gpu"), "no entry of the catalog is called 'gpu'", "`paceline catalog` lists all"),
         (("networks", "resnet"), "no network is called 'resnet'", "these begin with it: resnet101, resnet152"),
         (
-            ("predict", "--network", "lenet", "--cluster", "dgx1"),
-            "no cluster is called 'dgx1'",
-            "did you mean 'dgx-1'?",
+            ("predict", "--network", "lenet", "--cluster", "dgx-a10"),
+            "no cluster or device is called 'dgx-a10'",
+            "did you mean 'dgx-a100'?",
         ),
     ],
 )
