@@ -56,6 +56,7 @@ def predict(
     knee: float = 0.5,
     threads: int | None = None,
     samples: int | None = None,
+    tokens: int | None = None,
     epochs: float = 1.0,
     price: str | None = None,
 ) -> PredictionTable:
@@ -68,8 +69,8 @@ def predict(
     prediction covers 1, 2, 4 and 8 devices, up to the size of the cluster. `threads` is the number of threads of each
     rank on a CPU; by default ranks divide the cores of their host evenly. `precision` is float32, tf32, float16,
     bfloat16 or amp; the default is that of the framework on the device. `changes` has the format of `paceline whatif
-    --set`, such as `{"link.bandwidth": "100Gb/s"}`. With `samples` per epoch and `epochs` the result includes time,
-    cost and energy of a run; `price` is the price of one device per hour, such as "2.50 EUR/h".
+    --set`, such as `{"link.bandwidth": "100Gb/s"}`. With `samples` (or `tokens`) per epoch and `epochs` the result
+    includes time, cost and energy of a run; `price` is the price of one device per hour, such as "2.50 EUR/h".
 
     >>> import paceline
     >>> answer = paceline.predict(network="resnet50", cluster="dgx-1", batch=64, devices=[1, 8])
@@ -96,7 +97,10 @@ def predict(
     asked = [question_about(network, profile, cluster, batch, framework=name, **given) for name in names]
     if asked[0].assumed:
         asked = [replace(one, batch=min(each.batch for each in asked)) for one in asked]
-    questions, job = [changed(question, dict(changes or {})) for question in asked], job_of(samples, epochs, price)
+    questions, job = (
+        [changed(question, dict(changes or {})) for question in asked],
+        job_of(samples, epochs, price, tokens),
+    )
     curves = [predict_curve(one, counts, calibration=known, knee_gain=knee) for one in questions]
     return PredictionTable(tuple(everyday_curve(*pair, job) for pair in zip(curves, questions, strict=True)))
 
@@ -254,6 +258,7 @@ def plan(
     precision: str | None = None,
     changes: Mapping[str, str] | None = None,
     samples: int | None = None,
+    tokens: int | None = None,
     epochs: float = 1.0,
     price: str | None = None,
 ) -> PlanTable:
@@ -261,8 +266,8 @@ def plan(
 
     `network` or `profile` defines the work of a device, as in `predict`. `global_batch` is the number of samples per
     step of all devices; by default every device has the batch of the profile, or the default batch of the network.
-    `measured` is a CSV file of throughputs of this network on this cluster. `precision`, `changes`, `samples`, `epochs`
-    and `price` have the same meaning as in `predict`.
+    `measured` is a CSV file of throughputs of this network on this cluster. `precision`, `changes`, `samples`,
+    `tokens`, `epochs` and `price` have the same meaning as in `predict`.
 
     >>> import paceline
     >>> answer = paceline.plan("resnet50", cluster="mixed-lab", global_batch=512)
@@ -282,7 +287,7 @@ def plan(
     question = changed(asked, dict(changes or {}))
     points = read_points(Path(measured)) if measured is not None else ()
     known = _calibration(calibration)
-    job = job_of(samples, epochs, price)
+    job = job_of(samples, epochs, price, tokens)
     return PlanTable(make_plan(question, global_batch=global_batch, calibration=known, measured=points, job=job))
 
 

@@ -111,9 +111,12 @@ class UnknownName(InputError):
         known = sorted(known)
         begun = [item for item in known if name and item.lower().startswith(name.lower())]
         close = nearest(name, known)
-        one_short = close is not None and len(close) - len(name) <= 1
-        several = f"these begin with it: {_listed(begun)}" if len(begun) > 1 and not one_short else ""
-        meant = several or (f"did you mean {close!r}?" if close else "")
+        one_short = len([item for item in begun if len(item) - len(name) <= 1]) == 1
+        likely = close or (begun[0] if begun else None)
+        if len(begun) > 1 and not one_short:
+            meant = f"these begin with it: {_listed(begun)}" + (";" if otherwise else "")
+        else:
+            meant = f"did you mean {likely!r}?" if likely else ""
         hint = f"{meant} {otherwise}".strip() or f"known: {_listed(known)}"
         super().__init__(f"no {kind} is called {name!r}", hint=hint)
 

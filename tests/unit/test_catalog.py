@@ -23,6 +23,7 @@ from paceline.catalog import (
 )
 from paceline.catalog.describe import SECTIONS, describe, describe_network, section
 from paceline.catalog.devices import DeviceRecord, device_by_alias
+from paceline.catalog.links import link_by_alias
 from paceline.catalog.published import published_networks
 from paceline.errors import InputError, SpecError, UnknownName
 from paceline.spec.load import parse_spec
@@ -155,7 +156,7 @@ def test_the_clusters_that_were_promised():
         }.items()
     )
     assert len({item.name for host in cluster("mixed-lab").hosts for item in host.devices}) > 2
-    assert all(item.memory == 32e9 for item in cluster("dgx-2").hosts[0].devices)
+    assert all(item.memory == 32 * 2**30 for item in cluster("dgx-2").hosts[0].devices)
 
 
 @pytest.mark.parametrize("name", ["k80", "p40", "v100-pcie", "v100-sxm2", "t4", "a100-40gb", "h100-sxm5", "b200"])
@@ -228,6 +229,10 @@ def test_known_holds_every_name():
     assert len(link_names()) >= 18
 
 
+BOXES = (8, 10, 11, 12, 15, 16, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 184, 192, 256, 288, 512)
+"""Sizes on boxes, in GB."""
+
+
 @pytest.mark.parametrize(
     ("label", "name"),
     [
@@ -239,13 +244,71 @@ def test_known_holds_every_name():
         ("Tesla V100-SXM2-16GB", "v100-sxm2"),
         ("Apple M1 Max", "m1-max"),
         ("AMD EPYC 7763 64-Core Processor", "epyc-7763"),
-        ("NVIDIA GeForce RTX 3090 Ti", None),
+        ("NVIDIA GeForce RTX 3090 Ti", "rtx-3090-ti"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("a100-96gb", None),
-        ("v100-sxm", None),
+        ("A100 96 GB", None),
+        ("v100-sxm", "v100-sxm2"),
+        ("rtx4090", "rtx-4090"),
+        ("1080ti", "gtx-1080-ti"),
+        ("h100-80gb", "h100-sxm5"),
+        ("H100 SXM", "h100-sxm5"),
+        ("H100 PCIe", "h100-pcie"),
+        ("H100 PCIe 80GB", "h100-pcie"),
+        ("NVIDIA H100 NVL", "h100-nvl"),
+        ("A100 SXM4 80 GB", "a100-80gb"),
+        ("A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("A100 PCIe", "a100-pcie-40gb"),
+        ("Tesla V100-SXM2-32GB", "v100-sxm2-32gb"),
+        ("V100 32GB", "v100-sxm2-32gb"),
+        ("T4 16GB", "t4"),
+        ("B200 192GB", "b200"),
+        ("GH200", "gh200"),
+        ("AMD Instinct MI300X OAM", "mi300x"),
+        ("NVIDIA A10G", "a10g"),
+        ("A10", "a10"),
+        ("RTX 6000", None),
+        ("TPU v4", None),
     ],
 )
 def test_devices_are_known_by_what_drivers_and_people_call_them(label, name):
     assert device_by_alias(label) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("InfiniBand NDR", "infiniband-ndr"),
+        ("ndr", "infiniband-ndr"),
+        ("IB HDR", "infiniband-hdr"),
+        ("HDR100", "infiniband-hdr100"),
+        ("25 GbE", "25gbe"),
+        ("100G", "100gbe"),
+        ("100 Gb/s", "100gbe"),
+        ("100GB/s", None),
+        ("RoCE 100G", "100gbe"),
+        ("gigabit ethernet", "1gbe"),
+        ("10 Gigabit Ethernet", "10gbe"),
+        ("Slingshot", "slingshot-11"),
+        ("Omni-Path", "omni-path"),
+        ("NVLink 3", "nvlink3"),
+        ("PCIe 4.0 x16", "pcie4-x16"),
+        ("infiniband", None),
+        ("17gbe", None),
+        ("efa", None),
+    ],
+)
+def test_links_are_known_by_what_people_call_them(text, name):
+    assert link_by_alias(text) == name
+
+
+@pytest.mark.parametrize("name", [one for one in device_names() if device(one).kind == "gpu"])
+def test_memory_of_gpus_is_what_drivers_report(name):
+    """Chips hold powers of two: 24 GB on a box are 24 GiB; no GPU loses more than a tenth of them."""
+    size = device(name).memory / 2**30
+    assert any(0.9 < size / whole <= 1.0 for whole in BOXES), size
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,35 @@ def paceline(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
         (("catalog", "gpu"), "no entry of the catalog is called 'gpu'", "`paceline catalog` lists all"),
         (("networks", "resnet"), "no network is called 'resnet'", "these begin with it: resnet101, resnet152"),
         (
-            ("predict", "--network", "lenet", "--cluster", "dgx1"),
-            "no cluster is called 'dgx1'",
-            "did you mean 'dgx-1'?",
+            ("predict", "--network", "lenet", "--cluster", "dgx-1", "--framework", "fsdp"),
+            "no framework is called 'fsdp'",
+            "a mode is named with its framework: pytorch/fsdp2",
+        ),
+        (
+            ("predict", "--network", "lenet", "--cluster", "dgx-1", "--framework", "torch"),
+            "no framework is called 'torch'",
+            "did you mean 'pytorch'?",
+        ),
+        (
+            ("predict", "--network", "lenet", "--cluster", "dgx-1", "--set", "bandwidth=100Gb/s"),
+            "no part of a question is called 'bandwidth'",
+            "say link.bandwidth or inside.bandwidth",
+        ),
+        (
+            ("predict", "--network", "lenet", "--cluster", "dgx-1", "--precision", "fp8"),
+            "no precision is called 'fp8'",
+            "known: float64, float32, tf32, float16, bfloat16, amp, and fp32, fp16, bf16, mixed",
+        ),
+        (("predict", "--cluster", "dgx-1"), "give one of --network, --profile", "`paceline networks` lists"),
+        (
+            ("predict", "--network", "lenet", "--cluster", "4x t4 over efa x 2"),
+            "no link is called 'efa'",
+            "EFA has the rate of its instance",
+        ),
+        (
+            ("predict", "--network", "lenet", "--cluster", "dgx-a10"),
+            "no cluster or device is called 'dgx-a10'",
+            "did you mean 'dgx-a100'?",
         ),
     ],
 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.catalog.clusters import cluster, cluster_file, cluster_names, is_composed
+from paceline.catalog.clusters import cluster, cluster_file, cluster_names, entry_name, is_composed
 from paceline.catalog.devices import DeviceRecord, device_by_alias, device_names, device_record, reach_figures
 from paceline.catalog.figures import Figure, ShareFigure
 from paceline.catalog.frameworks import framework_record, record_names
-from paceline.catalog.links import LinkRecord, link_names, link_record
+from paceline.catalog.links import LinkRecord, link_by_alias, link_names, link_record
 from paceline.catalog.published import published_networks
 from paceline.errors import UnknownName
 from paceline.spec.cluster import Cluster
@@ -70,12 +70,12 @@ def describe(name: str) -> Document:
     """One device, link, cluster (also "4x t4"), framework or cluster file, with every figure and its source."""
     if name.endswith(".toml") or is_composed(name):
         return _cluster(cluster(name))
-    if name in link_names():
-        return _with_figures("link", link_record(name))
-    if name not in cluster_names() and device_by_alias(name) is not None:
+    if (link := link_by_alias(name)) is not None:
+        return _with_figures("link", link_record(link))
+    if entry_name(name) is None and device_by_alias(name) is not None:
         record = device_record(name)
         return _with_figures("device", record, reach=reach_figures(record))
-    if name in cluster_names():
+    if entry_name(name) is not None:
         given = cluster_file(name)
         return {**_cluster(cluster(name)), "title": given.title, "source": given.source}
     if name in record_names():

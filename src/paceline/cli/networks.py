@@ -6,7 +6,7 @@ import click
 
 from paceline.catalog.describe import describe_network
 from paceline.catalog.networks import network, network_names
-from paceline.cli.options import complete_networks, json_option
+from paceline.cli.options import COUNT, complete_networks, json_option
 from paceline.report.terminal import emit
 from paceline.report.terminal.records import show_network, show_networks
 
@@ -15,7 +15,7 @@ __all__ = ["command"]
 
 @click.command()
 @click.argument("name", required=False, shell_complete=complete_networks)
-@click.option("--batch", type=click.IntRange(1, 2**31 - 1), default=1, show_default=True, help="Samples of one step.")
+@click.option("--batch", type=COUNT, default=1, show_default=True, help="Samples of one step.")
 @json_option
 def command(name: str | None, batch: int, as_json: bool) -> None:
     """List the networks of the catalog, or show the layers of NAME.

@@ -109,19 +109,23 @@ class Finite(click.FloatRange):
 
 
 class Whole(click.IntRange):
-    """A whole number within bounds, also as people write large ones: 1e6, 1,281,167."""
+    """A whole number within bounds, also as people write large ones: 1e6, 1,281,167, 1.2M, 10B."""
 
     name = "whole number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The number, or an error of the option."""
         plain: Any = value.replace(",", "") if isinstance(value, str) and _GROUPED.fullmatch(value) else value
+        if isinstance(plain, str) and (short := _SHORT.fullmatch(plain)):
+            plain = str(round(float(short[1]) * _FACTORS[short[2].upper()]))
         if isinstance(plain, str) and _POWER.fullmatch(plain) and float(plain).is_integer():
             plain = int(float(plain))
         return int(super().convert(plain, param, ctx))
 
 
 _GROUPED = re.compile(r"\d{1,3}(,\d{3})+")
+_SHORT = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([kKMBGT])")
+_FACTORS = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 _POWER = re.compile(r"\d{1,9}(\.\d{1,9})?[eE]\+?\d{1,2}")
 COUNT = Whole(1, 2**31 - 1)
 """Samples, ranks, devices: whatever is counted."""

@@ -39,7 +39,8 @@ __all__ = ["command"]
 def command(
     network: str | None, profile: Path | None, cluster: str, global_batch: int | None, framework: str,
     calibration: Path | None, measured: Path | None, precision: str | None, changes: tuple[str, ...],
-    samples: int | None, epochs: float, price: str | None, output: Path | None, plot: Path | None, as_json: bool,
+    samples: int | None, tokens: int | None, epochs: float, price: str | None, output: Path | None,
+    plot: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Choose strategy and batch split for a cluster of unequal devices, with the reason.
 
@@ -61,7 +62,8 @@ def command(
     plan = api.plan(
         network, cluster=cluster, global_batch=global_batch, framework=framework, profile=profile,
         calibration=calibration, measured=measured, precision=precision,
-        changes=requested_changes(changes, precision=precision), samples=samples, epochs=epochs, price=price,
+        changes=requested_changes(changes, precision=precision), samples=samples, tokens=tokens,
+        epochs=epochs, price=price,
     ).plan  # fmt: skip
     if output is not None:
         write_plan(plan, output)

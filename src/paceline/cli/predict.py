@@ -36,7 +36,8 @@ __all__ = ["command"]
 @json_option
 def command(
     devices: str | None, changes: tuple[str, ...], calibration: Path | None, knee: float, points: dict[str, Any],
-    plot: Path | None, as_json: bool, framework: str, samples: int | None, epochs: float, price: str | None,
+    plot: Path | None, as_json: bool, framework: str, samples: int | None, tokens: int | None, epochs: float,
+    price: str | None,
     **asked: Any,
 ) -> None:  # fmt: skip
     """Predict step time and throughput with intervals, from a catalog network, a profile, or measured points.
@@ -69,7 +70,7 @@ def command(
         answer = api.predict(
             **question_arguments(**asked), framework=names,
             devices=requested_counts(points["at"] or devices, asked["cluster"]),
-            calibration=calibration, knee=knee, samples=samples, epochs=epochs, price=price,
+            calibration=calibration, knee=knee, samples=samples, tokens=tokens, epochs=epochs, price=price,
             changes=requested_changes(changes, batch=asked["batch"], precision=asked["precision"]),
         )  # fmt: skip
     else:

@@ -14,6 +14,7 @@ from paceline.catalog.clusters import default_counts
 from paceline.cli.options import (
     COUNT,
     Finite,
+    Whole,
     complete_clusters,
     complete_frameworks,
     complete_networks,
@@ -68,6 +69,7 @@ change_option = click.option(
 )  # fmt: skip
 job_options = options(
     click.option("--samples", type=COUNT, help="Samples of an epoch: adds time, money and energy."),
+    click.option("--tokens", type=Whole(1, 10**18), help="The same as tokens of texts, such as 10B."),
     click.option("--epochs", type=Finite(0, min_open=True), default=1.0, show_default=True, help="Epochs of the run."),
     click.option("--price", metavar="PRICE", help="Price of one device and hour, such as '2.50 EUR/h'; "
                  "default: the catalog's."),
@@ -103,7 +105,9 @@ def question_arguments(*, network: str | None, profile: Path | None, run: str | 
     if cluster is None:
         raise InputError("no cluster given", hint="--cluster NAME; `paceline catalog clusters` lists them")
     if sum(given is not None for given in (network, profile, run)) != 1:
-        raise InputError("give one of --network, --profile, --from or --measured")
+        raise InputError(
+            "give one of --network, --profile, --from or --measured", hint="`paceline networks` lists the networks"
+        )
     known = profile if run is None else api.profile_of_run(run, store)
     return {"network": network, "profile": known, "cluster": cluster, "batch": batch, "input": source,
             "threads": threads, "precision": precision}  # fmt: skip

@@ -26,7 +26,7 @@ __all__ = ["command"]
     show_default=True,
     help="What the backward pass recomputes.",
 )
-@click.option("--memory", default="80 GB", show_default=True, help="Memory of one device.")
+@click.option("--memory", default="80 GiB", show_default=True, help="Memory of one device.")
 @json_option
 def command(zero: int, recompute: Any, memory: str, as_json: bool, **sizes: int) -> None:
     """Predict an iteration on hosts with eight A100, with intervals, from published iterations.

@@ -29,6 +29,7 @@ __all__ = [
 
 RESERVED = 0.8e9
 """Bytes that context, kernels and the allocator keep for themselves on an accelerator."""
+SHARD = "shard the model over devices (--framework pytorch/fsdp2), or take a larger device or half precision"
 IN_PLACE = ("relu", "dropout", "flatten")
 """Layers whose output takes the place of their input, so that nothing more is kept."""
 
@@ -72,10 +73,13 @@ class MemoryUse:
         return self.weights + self.gradients + self.optimizer + self.activations + self.reserved
 
 
-def memory_of(network: Network, batch: int, *, numerics: Numerics = FLOAT32, shards: Shards = (0, 1)) -> MemoryUse:
-    """Memory with momentum SGD."""
+def memory_of(
+    network: Network, batch: int, *, numerics: Numerics = FLOAT32, shards: Shards = (0, 1), moments: int = 1
+) -> MemoryUse:
+    """Memory with momentum SGD, or with the two moments of Adam."""
     costs = layer_costs(network)
-    parameters, state = sum(cost.parameters for cost in costs), state_bytes(numerics.weight, shards=shards)
+    parameters = sum(cost.parameters for cost in costs)
+    state = state_bytes(numerics.weight, moments=moments, shards=shards)
     return MemoryUse(
         weights=parameters * state.weights,
         gradients=parameters * state.gradients,
@@ -100,10 +104,11 @@ def check_fits(
     if limit is None or use.total <= limit:
         return
     largest = _largest(use, batch, limit)
+    whose = f" on each of {shards[1]} devices" if shards[0] and shards[1] > 1 else ""
     raise InputError(
-        f"a batch of {batch} of {network.name} needs {BYTES.format(use.total)}, "
+        f"a batch of {batch} of {network.name} needs {BYTES.format(use.total)}{whose} with momentum SGD, "
         f"{device.name} has {BYTES.format(limit)}: {BYTES.format(use.total - limit)} too much",
-        hint=f"the largest batch that fits is about {largest}" if largest >= 1 else "shard the model over devices",
+        hint=f"the largest batch that fits is about {largest}" if largest >= 1 else SHARD,
     )
 
 
@@ -117,7 +122,7 @@ def check_state_fits(
         raise InputError(
             f"weights, gradients and momentum of {name} need {BYTES.format(need)} on each device, "
             f"{device.name} has {BYTES.format(limit)}, activations not counted",
-            hint="shard the model over devices: --framework pytorch/fsdp2, or a larger device",
+            hint=SHARD,
         )
 
 
@@ -128,11 +133,13 @@ def largest_batch(
     limit = memory_limit(device)
     if limit is None:
         return None
-    largest = _largest(memory_of(network, 1, numerics=numerics, shards=shards), 1, limit)
+    use = memory_of(network, 1, numerics=numerics, shards=shards)
+    largest = _largest(use, 1, limit)
     if largest < 1:
         raise Unsupported(
-            f"{network.name} does not fit into the memory of {device.name!r}, not even one sample",
-            hint="leave the device out, or choose a smaller network",
+            f"{network.name} does not fit into the memory of {device.name!r}, not even one sample: it needs "
+            f"{BYTES.format(use.total)} with momentum SGD, there are {BYTES.format(limit)}",
+            hint=f"{SHARD}, or a smaller network; leave the device out of an unequal cluster",
         )
     return largest
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,13 +122,20 @@ def device_times(
     return LayerTimes(*_layers(costs, numerics.weight), seconds / batch, nothing, nothing, nothing)
 
 
-def profiled_times(layers: Sequence[LayerWork], device: Device, *, precision: str = "float32") -> LayerTimes:
-    """The roofline of layers whose work was counted while they were profiled in float32."""
+def profiled_times(
+    layers: Sequence[LayerWork], device: Device, *, precision: str = "float32", steps: Sequence[int] = ()
+) -> LayerTimes:
+    """The roofline of layers whose work was counted while they were profiled in float32.
+
+    `steps` of a layer wait for each other, so each of them starts a kernel that nothing hides.
+    """
     names, kinds, macs, moved, gradients = zip(*layers, strict=True)
     numerics = numerics_on(device, precision)
     sizes = tuple(tuple(size * numerics.weight / 4 for size in tensors) for tensors in gradients)
     traffic = (np.array(moved) * numerics.activation / 4, np.array([sum(tensors) for tensors in sizes]))
-    return _rooflines((names, sizes), device, numerics, kinds, np.array(macs), traffic)
+    times = _rooflines((names, sizes), device, numerics, kinds, np.array(macs), traffic)
+    more = np.array([[1.0], [2.0]]) * (np.array(steps or [1] * len(names)) - 1)
+    return replace(times, launch=times.launch + more * _launch(device))
 
 
 def _layers(costs: Sequence[LayerCost], width: int) -> tuple[tuple[str, ...], tuple[tuple[float, ...], ...]]:

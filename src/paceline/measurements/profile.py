@@ -31,6 +31,8 @@ class ProfiledLayer(SpecModel):
     """Multiply-adds of the forward pass of one sample."""
     moved: Bytes | None = None
     """Bytes of its input and output in the forward pass of one sample."""
+    steps: Count = 1
+    """Steps of the forward pass that wait for each other: the positions of a recurrent layer, of each of its levels."""
 
 
 class ProfiledHost(SpecModel):

@@ -12,7 +12,7 @@ from paceline import catalog
 from paceline.catalog.devices import device_by_alias
 from paceline.errors import InputError, UnitError, UnknownName
 from paceline.model.question import Question
-from paceline.spec.cluster import Host
+from paceline.spec.cluster import Device, Host, Link
 from paceline.spec.fields import SpecModel
 from paceline.spec.strategy import Strategy
 
@@ -32,6 +32,10 @@ CHANGEABLE = {
 """Parts of a question that can be changed, and their fields."""
 
 
+FIELDS: dict[str, type[SpecModel]] = {"link": Link, "inside": Link, "device": Device}
+"""Parts whose fields have no short names."""
+
+
 def parse_changes(given: tuple[str, ...]) -> dict[str, str]:
     """`key=value` texts as a table."""
     pairs = [text.partition("=") for text in given]
@@ -46,7 +50,14 @@ def changed(question: Question, changes: dict[str, str]) -> Question:
     for key, value in changes.items():
         part, _, field = _full(key).partition(".")
         if part not in CHANGEABLE:
-            raise UnknownName("part of a question", part, [*CHANGEABLE, *Strategy.model_fields])
+            whole = [f"{name}.{part}" for name, noun in FIELDS.items() if part in noun.model_fields]
+            known = [*CHANGEABLE, *Strategy.model_fields]
+            raise UnknownName(
+                "part of a question",
+                part,
+                [] if whole else known,
+                otherwise=f"say {' or '.join(whole)}" if whole else "",
+            )
         question = _changed(question, part, field, value=value)
     return question
 
@@ -55,6 +66,8 @@ def _full(key: str) -> str:
     """`algorithm` means `strategy.algorithm`, and `host.link.latency` means `link.latency`."""
     if key in Strategy.model_fields and key not in CHANGEABLE:
         return f"strategy.{key}"
+    if key in ("nics", "disk"):
+        return f"host.{key}"
     plain = key.removeprefix("host.")
     return plain if plain.partition(".")[0] in ("link", "inside") else key
 

@@ -230,7 +230,7 @@ def counted_work(profile: Profile, device: Device, *, precision: str = "float32"
     names = [layer.name for layer in profile.layers]
     meaning = numerics_on(device, precision).meaning
     return DeviceWork(
-        times=profiled_times(counted, device, precision=precision),
+        times=profiled_times(counted, device, precision=precision, steps=[layer.steps for layer in profile.layers]),
         order=tuple(names.index(name) for name in profile.ready or reversed(names)),
         update=update_seconds(parameters, device, precision=precision),
         jitter=ASSUMED_JITTER,

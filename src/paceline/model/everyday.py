@@ -33,23 +33,36 @@ class PlannedRun:
     epochs: float = 1.0
     price: tuple[float, str] | None = None
     """Price of one device and hour, and its currency; by default the catalog's, in USD."""
+    tokens: int | None = None
+    """Tokens of one epoch, in place of its samples."""
+
+    def samples_of(self, unit: str, each: int) -> int | None:
+        """Samples of one epoch of a network whose samples have `each` of a unit."""
+        if self.tokens is None:
+            return self.samples
+        if unit != "tokens":
+            raise InputError(f"--tokens {self.tokens}: a sample is no text but one of {unit}", hint="give --samples N")
+        return max(1, round(self.tokens / each))
 
 
-def job_of(samples: int | None, epochs: float, price: str | None) -> PlannedRun:
+def job_of(samples: int | None, epochs: float, price: str | None, tokens: int | None = None) -> PlannedRun:
     """The run that options describe; a price is a number with a currency, such as 2.50 EUR."""
-    if samples is not None and samples < 1:
-        raise InputError(f"--samples {samples}: expected at least 1")
+    for name, given in (("samples", samples), ("tokens", tokens)):
+        if given is not None and given < 1:
+            raise InputError(f"--{name} {given}: expected at least 1")
+    if samples is not None and tokens is not None:
+        raise InputError(f"--samples {samples} and --tokens {tokens}: expected one of them")
     if not epochs > 0:
         raise InputError(f"--epochs {epochs}: expected more than 0")
-    if samples is None and epochs != 1:
+    if samples is None and tokens is None and epochs != 1:
         raise InputError(f"--epochs {epochs:g}: the samples of an epoch are not known", hint="add --samples N")
     if price is None:
-        return PlannedRun(samples, epochs)
+        return PlannedRun(samples, epochs, tokens=tokens)
     match = _PRICE.fullmatch(price)
     if match is None or (match.group(1) and match.group(3)):
         raise InputError(f"--price {price}: expected a price of one device and hour", hint="for example '2.50 USD/h'")
     sign = match.group(1) or match.group(3) or "USD"
-    return PlannedRun(samples, epochs, (float(match.group(2)), _SIGNS.get(sign, sign.upper())))
+    return PlannedRun(samples, epochs, (float(match.group(2)), _SIGNS.get(sign, sign.upper())), tokens=tokens)
 
 
 def everyday_curve(curve: Curve, question: Question, job: PlannedRun) -> Curve:
@@ -82,8 +95,9 @@ def everyday_of(
     hourly, currency = _hourly(devices, job)
     if hourly is not None:
         known |= {"price_per_h": hourly, "currency": currency}
-    if job.samples is not None:
-        known |= _run(job, job.samples, rates[0], known)
+    samples = job.samples_of(unit, each)
+    if samples is not None:
+        known |= _run(job, samples, rates[0], known)
     return known
 
 

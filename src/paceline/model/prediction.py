@@ -176,7 +176,7 @@ def reasons(before: Curve, after: Curve) -> list[str]:
     """The differences of `after` from `before`, most important first, then the terms that change most."""
     old, new = before.detail.get("policy", {}), after.detail.get("policy", {})
     said = [*_otherwise(old, new), *_moved(before, after)]
-    return said or ["the same policy: nothing differs but the name"]
+    return said or ["no term of the step changes by 1 %"]
 
 
 def _otherwise(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ from paceline.catalog.clusters import more_hosts
 from paceline.catalog.devices import device_by_alias
 from paceline.cost.collective import fabric_of
 from paceline.cost.host import alone_ratio, fair_threads, shared_words, together, unknown_parallel
-from paceline.cost.memory import check_fits, check_state_fits, default_batch, largest_batch, memory_of
+from paceline.cost.memory import check_fits, check_state_fits, default_batch, largest_batch, memory_limit, memory_of
 from paceline.cost.precision import numerics_on, precision_line
 from paceline.errors import InputError, Unsupported
 from paceline.measurements.profile import Profile, read_profile
@@ -34,6 +34,7 @@ from paceline.model.compute import (
     roofline_work,
     work_of_profile,
 )
+from paceline.model.prediction import doublings
 from paceline.model.step import Ranks
 from paceline.spec.cluster import Cluster, Device, Emulation, Placed, place
 from paceline.spec.network import Network
@@ -47,6 +48,7 @@ __all__ = [
     "device_key",
     "largest_batches",
     "memory_bytes",
+    "memory_use",
     "precision_of",
     "question_of_run",
     "ranks_of",
@@ -116,19 +118,42 @@ def check_question(question: Question, counts: tuple[int, ...]) -> None:
     if question.batch < 1:
         raise InputError(f"a batch of {question.batch} is no batch", hint="a batch is at least 1 sample")
     check_workload(question)
+    _check_memory(question, counts)
+
+
+def _check_memory(question: Question, counts: tuple[int, ...]) -> None:
+    """The fewest devices must hold what they train: shards are the larger, the fewer devices there are."""
+    try:
+        _check_fits_on(question, counts[0])
+    except InputError as error:
+        more = next((count for count in doublings(1, question.cluster.num_devices) if _fits_on(question, count)), None)
+        if more is None or more <= counts[0]:
+            raise
+        raise InputError(error.message, hint=f"its shards fit from {more} devices on: ask for those") from None
+
+
+def _fits_on(question: Question, ranks: int) -> bool:
+    try:
+        _check_fits_on(question, ranks)
+    except InputError:
+        return False
+    return True
+
+
+def _check_fits_on(question: Question, ranks: int) -> None:
     for device in _devices(question).values():
         if question.network is not None:
-            check_fits(question.network, device, question.batch, **_memory_of(question, device))
+            check_fits(question.network, device, question.batch, **_memory_of(question, device, ranks))
         elif question.profile is not None:
-            _check_state_fits(question, question.profile, device)
+            _check_state_fits(question, question.profile, device, ranks=ranks)
 
 
-def _check_state_fits(question: Question, profile: Profile, device: Device) -> None:
+def _check_state_fits(question: Question, profile: Profile, device: Device, *, ranks: int) -> None:
     """Weights, gradients and optimiser must fit on a device that did not train the model already."""
     if profile.device is not None and device_by_alias(profile.device) == device.name:
         return
     parameters = sum(sum(layer.gradients) for layer in profile.layers) / 4
-    check_state_fits(profile.network, parameters, device, **_memory_of(question, device))
+    check_state_fits(profile.network, parameters, device, **_memory_of(question, device, ranks))
 
 
 def check_workload(question: Question) -> None:
@@ -137,10 +162,10 @@ def check_workload(question: Question) -> None:
         raise InputError("give either a network or a profile", hint="a network of the catalog, or a profile's file")
 
 
-def _memory_of(question: Question, device: Device) -> dict[str, Any]:
-    """Bytes of numbers on a device, and how ZeRO divides the state."""
+def _memory_of(question: Question, device: Device, ranks: int | None = None) -> dict[str, Any]:
+    """Bytes of numbers on a device, and how ZeRO divides the state over the ranks, by default over all devices."""
     policy = catalog.resolve(question.framework, question.strategy)
-    shards = (policy.shard_stage or 0, question.cluster.num_devices)
+    shards = (policy.shard_stage or 0, ranks or question.cluster.num_devices)
     return {"numerics": numerics_on(device, policy.precision), "shards": shards}
 
 
@@ -191,6 +216,29 @@ def memory_bytes(question: Question, device: Device, samples: int) -> float | No
     """Bytes that a pass of these samples takes on a device; None where the layers are not known."""
     network = question.network
     return None if network is None else memory_of(network, samples, **_memory_of(question, device)).total
+
+
+def memory_use(question: Question, ranks: int) -> list[dict[str, Any]]:
+    """Bytes that a step takes on each kind of accelerator, and those that it has; empty where they are not known."""
+    if question.network is None:
+        return []
+    uses = []
+    for device in _devices(question).values():
+        limit, given = memory_limit(device), _memory_of(question, device, ranks)
+        if limit is not None:
+            use = memory_of(question.network, question.batch, **given)
+            adam = memory_of(question.network, question.batch, **given, moments=2)
+            uses.append(
+                {
+                    "device": device.name,
+                    "of": limit,
+                    **vars(use),
+                    "total": use.total,
+                    "adam": adam.total,
+                    "ranks": ranks if given["shards"][0] else None,
+                }
+            )
+    return uses
 
 
 def _work_on(question: Question, device: Device, stated_for: int | None) -> WorkAt:

@@ -21,10 +21,19 @@ from paceline.model.compute import StepWork
 from paceline.model.measured.names import normal
 from paceline.model.measured.points import Series
 from paceline.model.prediction import Curve, Prediction, doublings, estimate, knee_of
-from paceline.model.question import Question, check_question, cores_words, precision_of, ranks_of, works_of
+from paceline.model.question import (
+    Question,
+    check_question,
+    cores_words,
+    memory_use,
+    precision_of,
+    ranks_of,
+    works_of,
+)
 from paceline.model.step import NOMINAL, Factors, Ranks, exchange_algorithms, fusion_choices, step_terms
 from paceline.model.sweep import seconds_at
 from paceline.spec.cluster import place
+from paceline.units import BYTES
 
 __all__ = [
     "basis_of",
@@ -96,6 +105,7 @@ def predict_curve(
         notes=tuple(dict.fromkeys(words for count in counts if (words := cores_words(question, count)))),
         detail={
             "precision": precision_of(question),
+            "memory": memory_use(question, counts[0]),
             "exchange": exchange_words({count: ranks[count] for count in counts}, policy, calibration),
             "policy": policy.model_dump(mode="json", exclude_none=True),
             "fusion": {name: {"exchanges": count, "exposed_s": seconds} for name, (count, seconds) in fusion.items()},
@@ -267,7 +277,7 @@ def basis_of(question: Question, calibration: Calibration, works: Sequence[StepW
     policy = resolve(question.framework, question.strategy)
     overlap = "overlapped with backward" if policy.overlap else "after backward"
     usual = "the buckets that end earliest" if policy.fusion == "optimal" else f"one exchange per {policy.fusion}"
-    fused = f"buckets of {policy.bucket / 2**20:.3g} MiB" if policy.bucket else usual
+    fused = f"buckets of {BYTES.format(policy.bucket)}" if policy.bucket else usual
     rule = f"{framework(question.framework)} {policy.version}: {policy.aggregation}, {fused}, {overlap}"
     batch = f"batch {question.batch} per device: assumed, as none was given (--batch)"
     return (*sorted({work.basis for work in works}), rule, calibration.source, *[batch] * question.assumed)

@@ -40,6 +40,8 @@ TRACED = 3
 """Number of traced steps; they alternate with untraced steps, so that drift affects both equally."""
 ON_ONE_THREAD = 5
 """Number of steps on one thread, alternating with steps on all threads."""
+BUSY = 0.8
+"""A step that several threads slow down as much was not alone on its cores."""
 ROOT = "whole model"
 Clock = Callable[[], float]
 
@@ -302,6 +304,8 @@ def _add_work(layers: list[dict[str, Any]], work: WorkCounter | None, batch: int
     for layer in layers:
         found = work.layers.get(layer["name"], {"kind": "elementwise", "macs": 0.0, "moved": 0.0})
         layer.update(kind=found["kind"], macs=scale * found["macs"] / batch, moved=found["moved"] / batch)
+        if found.get("steps"):
+            layer["steps"] = found["steps"]
 
 
 def _summary(profile: dict[str, Any], path: Path | None) -> list[str]:
@@ -324,6 +328,8 @@ def _summary(profile: dict[str, Any], path: Path | None) -> list[str]:
     if host:
         gain = f", {host['thread_gain']:.2f} times as fast as one" if host["thread_gain"] else ""
         lines.append(f"  {host['threads']} threads on {host['cores']} cores{gain}")
+        if host["thread_gain"] and host["thread_gain"] < BUSY:
+            lines.append("  warning: threads wait for cores that other processes use; capture again on a quiet machine")
     where = "local" if host else "dgx-1"
     if path is not None:
         lines.append(f"next: paceline predict --profile {path} --cluster {where} --devices 1,2,4")

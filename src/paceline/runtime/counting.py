@@ -127,7 +127,9 @@ class WorkCounter:
         if self._stack:
             self._stack[-1][1] += macs
         own = macs - inner or _recurrent(module, inputs)
-        layer = self.layers.setdefault(name, {"kind": _kind(module, own), "macs": 0.0, "moved": 0.0, "output": 0.0})
+        empty = {"kind": _kind(module, own), "macs": 0.0, "moved": 0.0, "output": 0.0, "steps": 0}
+        layer = self.layers.setdefault(name, empty)
+        layer["steps"] += _steps(module, inputs)
         layer["macs"] += own
         layer["moved"] += _bytes(inputs) + _bytes(output)
         layer["output"] += _bytes(output)
@@ -153,8 +155,20 @@ def _recurrent(module: nn.Module, inputs: Any) -> float:
     """Multiply-adds of a recurrent layer, whose kernel is one operator: each weight is used once per position."""
     if not isinstance(module, nn.RNNBase) or not inputs:
         return 0.0
-    positions = inputs[0].numel() / inputs[0].shape[-1]
+    given = inputs[0] if torch.is_tensor(inputs[0]) else inputs[0].data
+    positions = given.numel() / given.shape[-1]
     return float(positions * sum(p.numel() for p in module.parameters() if p.dim() > 1))
+
+
+def _steps(module: nn.Module, inputs: Any) -> int:
+    """The positions of a recurrent layer, which wait for each other on each of its levels; 0 for other layers."""
+    if not isinstance(module, nn.RNNBase) or not inputs:
+        return 0
+    if not torch.is_tensor(inputs[0]):  # packed: one batch size for each position
+        return len(inputs[0].batch_sizes) * module.num_layers
+    shape = inputs[0].shape
+    length = shape[1] if module.batch_first and len(shape) == 3 else shape[0]
+    return int(length) * module.num_layers
 
 
 def outline_of(model: nn.Module, inputs: Any, *, name: str | None = None, batch: int | None = None) -> dict[str, Any]:
@@ -168,9 +182,9 @@ def outline_of(model: nn.Module, inputs: Any, *, name: str | None = None, batch:
         )
     # functions between layers multiply and move, too: their part is spread over the layers
     scale = {"macs": _scale(work, "macs", work.total), "moved": _scale(work, "moved", work.traffic)}
-    gradients = _gradients(model)
+    gradients = _gradients(model, set(work.layers))
     names = list(dict.fromkeys([*work.layers, *gradients]))
-    nothing = {"kind": "elementwise", "macs": 0.0, "moved": 0.0}
+    nothing = {"kind": "elementwise", "macs": 0.0, "moved": 0.0, "steps": 0}
     layers = []
     for one in names:
         found = work.layers.get(one, nothing)
@@ -182,6 +196,7 @@ def outline_of(model: nn.Module, inputs: Any, *, name: str | None = None, batch:
                 "gradients": gradients.get(one, []),
                 "kind": found["kind"],
                 **{field: factor * found[field] / batch for field, factor in scale.items()},
+                **({"steps": found["steps"]} if found["steps"] else {}),
             }
         )
     return {
@@ -272,11 +287,17 @@ def _batch(inputs: Any) -> int:
     return found
 
 
-def _gradients(model: nn.Module) -> dict[str, list[int]]:
-    """Bytes of each trainable parameter by layer; tied ones count where they come first."""
+def _gradients(model: nn.Module, called: set[str]) -> dict[str, list[int]]:
+    """Bytes of each trainable parameter by layer; tied ones count where they come first.
+
+    A module that is never called, such as the output projection of attention, belongs to the `called` one around it.
+    """
     seen: set[int] = set()
     found: dict[str, list[int]] = {}
-    for name, module in model.named_modules():
+    for path, module in model.named_modules():
+        parts = path.split(".")
+        around = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+        name = next((one for one in around if one in called), path)
         for parameter in module.parameters(recurse=False):
             if parameter.requires_grad and id(parameter) not in seen:
                 seen.add(id(parameter))

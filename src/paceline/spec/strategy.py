@@ -32,7 +32,8 @@ ComputePrecision = Annotated[
 def precision_by_alias(text: str) -> str:
     """The precision by what people call it."""
     if _plain(text) not in PRECISIONS:
-        raise UnknownName("precision", text, [*PRECISIONS, *_ALIASES])
+        known = f"known: {', '.join(PRECISIONS)}, and fp32, fp16, bf16, mixed"
+        raise UnknownName("precision", text, [*PRECISIONS, *_ALIASES], otherwise=known)
     return str(_plain(text))
 
 

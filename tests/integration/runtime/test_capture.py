@@ -154,6 +154,19 @@ class Sparse(nn.Module):
         return torch.sparse.mm(self.graph, self.linear(x))
 
 assert paceline.outline(Sparse(), torch.ones(8, 4), quiet=True)["layers"][0]["macs"] >= 16
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.attention = nn.LSTM(8, 8, 2, batch_first=True), nn.MultiheadAttention(8, 2, batch_first=True)
+    def forward(self, x):
+        y = self.lstm(x)[0]
+        return self.attention(y, y, y)[0]
+
+lstm, attention = paceline.outline(Recurrent(), torch.ones(4, 30, 8), quiet=True)["layers"]
+assert lstm["steps"] == 60 and lstm["macs"] == 30 * 2 * 2 * 8 * 32, "positions wait for each other on each level"
+assert sorted(attention["gradients"]) == [32, 96, 256, 768], "the output projection is never called by itself"
+assert "steps" not in attention
 for wrong in (torch.zeros(4, 8), None):
     try:
         paceline.outline(small, wrong)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from paceline import catalog
+from paceline.api import predict
+from paceline.catalog.devices import device as device_of
+from paceline.catalog.devices import device_names
 from paceline.cost.memory import (
     RESERVED,
     check_fits,
@@ -106,7 +109,7 @@ def test_memory_is_full_at_the_last_byte() -> None:
         assert caught.value.hint == f"the largest batch that fits is about {largest}"
     with pytest.raises(InputError, match="too much") as caught:
         check_fits(SMALL, Device(name="d", memory=state + 199), 7)
-    assert caught.value.hint == "shard the model over devices"
+    assert caught.value.hint.startswith("shard the model over devices (--framework pytorch/fsdp2)")
     with pytest.raises(Unsupported, match="not even one sample"):
         largest_batch(SMALL, Device(name="d", memory=state + 199))
     sharded = {"numerics": Numerics(weight=2, activation=2), "shards": (3, 5)}
@@ -133,3 +136,26 @@ def test_tokens_of_a_long_text_are_at_least_one_sample() -> None:
     gpt2 = catalog.network("gpt2")
     long = gpt2.model_copy(update={"input": gpt2.input.model_copy(update={"length": 10_000})})
     assert default_batch(long, None) == 1
+
+
+def test_shards_are_counted_on_the_devices_that_are_asked_for():
+    """Of a sharded network one device holds all: only the fewest devices of an answer say whether it fits."""
+    asked = {
+        "network": "gpt2-xl",
+        "cluster": "8x rtx-3080",
+        "batch": 1,
+        "precision": "amp",
+        "framework": "pytorch/fsdp2",
+    }
+    with pytest.raises(InputError, match=r"needs 2\d\.\d GiB with momentum SGD, rtx-3080 has 10.0 GiB") as caught:
+        predict(**asked, devices=[1, 8])
+    assert caught.value.hint == "its shards fit from 8 devices on: ask for those"
+    (use,) = predict(**asked, devices=8).curves[0].detail["memory"]
+    assert (use["device"], use["of"], use["ranks"]) == ("rtx-3080", 10 * 2**30, 8)
+    assert use["total"] < use["of"] < use["adam"] * 2
+    assert use["adam"] - use["total"] == pytest.approx(4 * 1_557_611_200 / 8)
+
+
+def test_amd_multiplies_in_float32_unless_asked():
+    """PyTorch on ROCm has TF32 only where an environment variable asks for it."""
+    assert {name for name in device_names() if name.startswith("mi") and "tf32" in device_of(name).peak} == set()

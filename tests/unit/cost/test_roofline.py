@@ -251,3 +251,11 @@ def test_the_fewest_operations_are_fewer_only_where_the_algorithm_applies() -> N
     assert ideal_seconds(work, device, Numerics()) == pytest.approx(6 * 11e6 / 1e9)
     assert ideal_seconds(work, device, Numerics(), fewest=True) == pytest.approx(6 * 6e6 / 1e9)
     assert ideal_seconds(work, device, Numerics("tf32", "tf32"), fewest=True) == pytest.approx(6 * 11e6 / 1e9)
+
+
+def test_steps_that_wait_for_each_other_start_a_kernel_each() -> None:
+    """A recurrent layer is no faster than its positions, one after the other, on any device."""
+    device = Device(name="d", peak={"float32": 1e15}, memory_bandwidth=1e15, launch_overhead=5e-6)
+    row = ("l", "linear", 1e3, 1e3, (4.0,))
+    (alone,), (recurrent,) = (profiled_times([row], device, steps=steps).at(1).sum(axis=0) for steps in ([1], [200]))
+    assert recurrent - alone == pytest.approx(3 * 199 * 5e-6)

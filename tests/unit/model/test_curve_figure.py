@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline import api
-from paceline.report.figures.predictions import throughput_curves
+from paceline.report.figures.predictions import term_bars, throughput_curves
 
 
 def test_points_stand_beside_their_prediction(tmp_path: Path) -> None:
@@ -30,3 +30,11 @@ def test_without_points_the_curve_keeps_its_name() -> None:
     curves = api.predict("resnet50", cluster="dgx-1", batch=64, devices=[1, 8]).curves
     names = [trace["name"] for trace in throughput_curves(curves, ["pytorch/ddp"])["data"] if "name" in trace]
     assert names == ["ideal", "pytorch/ddp"]
+
+
+@pytest.mark.parametrize(("count", "shown"), [(3, 3), (8, 8), (20, 2)])
+def test_times_over_bars_do_not_overlap(count: int, shown: int) -> None:
+    answer = api.predict("lenet", cluster="t4 over 10gbe x 32", batch=64, devices=range(1, count + 1))
+    texts = term_bars(answer.curves, ["pytorch"])["data"][-1]["text"]
+    assert len([text for text in texts if text]) == shown
+    assert max(len(line) for text in texts for line in text.split("<br>")) <= (7 if count <= 5 else 4)

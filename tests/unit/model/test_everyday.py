@@ -122,3 +122,17 @@ def test_one_sample_and_a_part_of_an_epoch_are_a_run():
     assert job_of(1, 0.5, None) == job_of(1, 0.5, None)
     assert (job_of(1, 0.5, "2").price, job_of(1, 0.5, "2 £").price) == ((2.0, "USD"), (2.0, "GBP"))
     assert everyday_of(GPT, P4D.hosts[0].devices, (10.0,), job_of(None, 1.0, None)).get("samples") is None
+
+
+def test_an_epoch_is_stated_in_tokens():
+    rates = (100.0, 90.0, 110.0)
+    in_tokens = everyday_of(GPT, P4D.hosts[0].devices, rates, job_of(None, 2, None, 1024 * 360_000))
+    in_samples = everyday_of(GPT, P4D.hosts[0].devices, rates, job_of(360_000, 2, None))
+    assert in_tokens == in_samples
+    with pytest.raises(InputError, match="expected one of them"):
+        job_of(5, 1, None, 5)
+    with pytest.raises(InputError, match="--tokens 0: expected at least 1"):
+        job_of(None, 1, None, 0)
+    images = replace(GPT, network=catalog.network("resnet50"))
+    with pytest.raises(InputError, match="one of images"):
+        everyday_of(images, P4D.hosts[0].devices, rates, job_of(None, 1, None, 10))

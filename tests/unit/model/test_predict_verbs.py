@@ -85,7 +85,7 @@ def test_a_link_or_a_device_is_changed_by_its_name(paceline):
     found = paceline.json("whatif", *ask, "--cluster", slow, "--set", "device=A100")
     assert found["reasons"]
     assert "roofline of a100-40gb" in found["after"]["basis"][0]
-    assert "100gbe" in paceline("whatif", *ask, "--cluster", slow, "--set", "link=100gb", code=2)
+    assert "100gbe" in paceline("whatif", *ask, "--cluster", slow, "--set", "link=100gbx", code=2)
     assert "device" in paceline("whatif", *ask, "--cluster", slow, "--set", "device=a1000", code=2)
 
 
@@ -169,7 +169,7 @@ def test_stages_of_sharding_are_told_apart(paceline):
     assert "zero3: shards weights" in said["deepspeed/zero3"]
 
 
-@pytest.mark.parametrize("written", ["1000000", "1e6", "1,000,000", "1.0E+6"])
+@pytest.mark.parametrize("written", ["1000000", "1e6", "1,000,000", "1.0E+6", "1M", "1000k", "0.001B"])
 def test_large_numbers_are_written_as_people_write_them(paceline, written):
     found = paceline.json("predict", *ASK, "--devices", "1", "--samples", written, "--epochs", "2")
     assert found["predictions"][0]["samples"] == 1_000_000
@@ -302,3 +302,21 @@ def test_the_fusion_of_gradients_is_said_in_words():
     said = CliRunner().invoke(program, asked).output
     assert "as the framework does it" in said
     assert "mgwfbp" not in said
+
+
+def test_an_answer_names_the_memory_and_a_utilisation_above_the_peak(paceline):
+    said = paceline("predict", "--network", "vgg16", "--cluster", "v100", "--batch", "32")
+    assert re.search(r"memory of v100-sxm2: \d\.\d\d GiB of 16\.0 GiB with momentum SGD; Adam needs \d\.\d\d GiB", said)
+    assert "MFU above 100 %: Winograd's algorithm" in said
+    assert "MFU above" not in paceline("predict", "--network", "resnet50", "--cluster", "v100", "--batch", "32")
+
+
+def test_a_change_that_changes_little_is_said_to(paceline):
+    """It changes the step by less than 1 %, which is not "nothing differs but the name"."""
+    asked = ("--network", "resnet50", "--cluster", "8x v100 over 10gbe x 4", "--batch", "64", "--devices", "32")
+    assert "no term of the step changes by 1 %" in paceline("whatif", *asked, "--set", "link.latency=100us")
+
+
+def test_a_bucket_of_gigabytes_is_written_so(paceline):
+    asked = ("--network", "bert-large", "--cluster", "2x v100", "--batch", "8", "--framework", "deepspeed")
+    assert "buckets of 1.86 GiB" in paceline("predict", *asked)

@@ -2,7 +2,7 @@
 
 A file lists hosts; devices and links are catalog names, or tables that change or replace catalog entries. An instance
 of a cloud provider is a cluster of one host. `NAME x N` is a cluster N times; `4x rtx-4090 over 25gbe x 8` is eight
-hosts of four devices; ` + ` joins unequal hosts.
+hosts of four devices, with `over 4x 25gbe x 8` through four ports each; ` + ` joins unequal hosts.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Annotated
 from pydantic import Field
 
 from paceline.catalog.clusters.files import ClusterFile, DeviceEntry, HostEntry, LinkEntry, resolved
-from paceline.catalog.devices import MAKERS, device_by_alias, device_record, label_words
+from paceline.catalog.devices import device_by_alias, device_names, device_record, unsaid
 from paceline.catalog.links import link_record
-from paceline.errors import InputError, UnknownName, nearest
+from paceline.errors import InputError, UnknownName
 from paceline.spec.cluster import Cluster
 from paceline.spec.fields import Count, Name, Price, SpecModel
 from paceline.spec.load import load_spec, parse_spec, read_text
@@ -31,6 +31,7 @@ __all__ = [
     "cluster_file",
     "cluster_names",
     "default_counts",
+    "entry_name",
     "instance_file",
     "instance_records",
     "is_composed",
@@ -42,7 +43,10 @@ __all__ = [
 ]
 
 FOLDER = Path(__file__).parent
-OTHERWISE = 'write its devices, such as "4x rtx-4090" or "4x rtx-4090 over 25gbe x 8", or describe it in a .toml file'
+OTHERWISE = (
+    '`paceline catalog` lists all; write devices as "4x rtx-4090" or "4x rtx-4090 over 25gbe x 8"; '
+    "a .toml file describes any other device by its peak, memory and memory_bandwidth"
+)
 
 
 def cluster_names() -> tuple[str, ...]:
@@ -56,16 +60,41 @@ def cluster(name: str) -> Cluster:
     `NAME x N` has the hosts of a cluster N times; `4x rtx-4090 over 25gbe x 8` is eight hosts of four devices;
     `2x a100 + 4x rtx-3090 over 10gbe` is two unequal hosts.
     """
-    if name in cluster_names():
-        return _named(name)
+    if known := entry_name(name):
+        return _named(known)
     if len(parts := name.split(" + ")) > 1:
         return _joined(name, parts)
     if not name.endswith(".toml") and (written := parse_hosts_expression(name)) is not None:
         return repeated(resolved(written.file(), text="", file=name), written.hosts)
     base, count = (name, 1) if name.endswith(".toml") else times_of(name)
-    if not base.endswith(".toml") and base not in cluster_names() and nearest(name, cluster_names()):
-        base, count = name, 1  # "dgx1" is near to dgx-1, rather than once "dg"
-    return repeated(_load(Path(base)) if base.endswith(".toml") else _named(base), count)
+    if base.endswith(".toml"):
+        return repeated(_load(Path(base)), count)
+    if known := entry_name(base):
+        return repeated(_named(known), count)
+    raise _unknown(name)
+
+
+def _unknown(name: str) -> InputError:
+    """The error of a text that is no cluster: it shows the part that should be a name."""
+    written = _HOSTS.fullmatch(name.strip())
+    known = (*cluster_names(), *device_names())
+    return UnknownName("cluster or device", written["device"] if written else name, known, otherwise=OTHERWISE)
+
+
+def entry_name(name: str) -> str | None:
+    """The entry of the catalog that a name means: `DGX A100` is dgx-a100, and Standard_ND96asr_v4 is nd96asr-v4."""
+    if name in cluster_names():
+        return name
+    return _squashed_names().get(_squashed(name.lower().removeprefix("standard_")))
+
+
+@cache
+def _squashed_names() -> dict[str, str]:
+    return {_squashed(name): name for name in cluster_names()}
+
+
+def _squashed(name: str) -> str:
+    return re.sub(r"[\s._-]", "", name)
 
 
 def _joined(name: str, parts: Sequence[str]) -> Cluster:
@@ -87,30 +116,32 @@ def _joined(name: str, parts: Sequence[str]) -> Cluster:
 
 def is_composed(name: str) -> bool:
     """Whether a cluster is no entry of the catalog but several: hosts of an entry, or devices."""
-    if name in cluster_names() or " + " in name:
+    if entry_name(name) or " + " in name:
         return " + " in name
     written = parse_hosts_expression(name)
-    return times_of(name)[0] in cluster_names() or (
+    return entry_name(times_of(name)[0]) is not None or (
         written is not None and (written.count > 1 or written.link is not None)
     )
 
 
 def cluster_file(name: str) -> ClusterFile:
     """The catalog's file of this name, with title and source."""
-    if name in instance_records():
-        return instance_file(name)
-    if name not in cluster_names():
-        raise UnknownName("cluster", name, cluster_names(), otherwise=OTHERWISE)
-    path = FOLDER / f"{name}.toml"
+    known = entry_name(name)
+    if known is None:
+        raise _unknown(name)
+    if known in instance_records():
+        return instance_file(known)
+    path = FOLDER / f"{known}.toml"
     return parse_spec(read_text(path), ClusterFile, str(path))
 
 
 def wide_enough(name: str, devices: int) -> str:
     """The cluster's name, with as many of its host as the devices need; only entries of one host are repeated."""
-    if name not in cluster_names() or name == "local" or len(_named(name).hosts) > 1:
+    known = entry_name(name)
+    if known is None or known == "local" or len(_named(known).hosts) > 1:
         return name
-    times = -(-devices // _named(name).num_devices)
-    return f"{name} x {times}" if times > 1 else name
+    times = -(-devices // _named(known).num_devices)
+    return f"{known} x {times}" if times > 1 else known
 
 
 def default_counts(given: Cluster | Path | str) -> tuple[int, ...]:
@@ -146,11 +177,12 @@ MOST_DEVICES = 64
 """Largest number of devices of one host."""
 ALONE = "loopback"
 """Between ranks of a host whose device has no link to a second one; there is no second one."""
-_TIMES = re.compile(r"(?P<name>.+?)\s*[x*]\s*(?P<count>\d+)|(?P<first>\d+)\s*[x*]\s*(?P<then>.+)")
-_HOSTS = re.compile(
-    r"(?:(?P<before>\d+)\s*[xX*]\s*)?(?P<device>\S.*?)(?:\s*[x*]\s*(?P<after>\d+))?"
-    r"(?:\s+over\s+(?P<link>\S+?)(?:\s*[x*]\s*(?P<hosts>\d+))?)?"
-)
+_BY = r"(?:\s+[xX]\s*|\s*[*\u00d7]\s*)"
+_OVER = rf"(?:\s+over\s+(?:(?P<ports>\d+)\s*[xX*\u00d7]\s*)?(?P<link>\S.*?)(?:{_BY}(?P<hosts>\d+))?)?"
+_TIMES = re.compile(rf"(?P<name>.+?){_BY}(?P<count>\d+)|(?P<first>\d+)\s*[xX*\u00d7]\s*(?P<then>.+)")
+_HOSTS = re.compile(rf"(?:(?P<before>\d+)\s*[xX*\u00d7]\s*)?(?P<device>\S.*?)(?:{_BY}(?P<after>\d+))?(?P<over>{_OVER})")
+_HOSTS_CLOSER = re.compile(rf"(?:(?P<before>\d+)\s+)?(?P<device>\S.*?)(?:\s*[xX]\s*(?P<after>\d+))?(?P<over>{_OVER})")
+"""Also "4 t4" and "t4x4"; tried last, since an x and numbers are parts of names."""
 
 
 class InstanceRecord(SpecModel):
@@ -162,10 +194,10 @@ class InstanceRecord(SpecModel):
     inside: Name
     link: Name
     nics: Count = 1
-    price: Price
+    price: Price | None = None
     """Of the whole instance."""
-    as_of: Annotated[str, Field(pattern=r"^\d{4}-\d{2}$")]
-    """Year and month in which the price held."""
+    as_of: Annotated[str, Field(pattern=r"^\d{4}-\d{2}$")] | None = None
+    """Year and month in which the price held; required with a price."""
     source: Name
     note: str = ""
 
@@ -183,7 +215,8 @@ def instance_records() -> dict[str, InstanceRecord]:
 def instance_file(name: str) -> ClusterFile:
     """An instance as a cluster of one host; its price is spread over its devices."""
     record = instance_records()[name]
-    devices = record.devices.model_copy(update={"price": record.price / record.devices.count})
+    price = None if record.price is None else record.price / record.devices.count
+    devices = record.devices.model_copy(update={"price": price})
     host = HostEntry(
         name=name,
         devices=(devices,),
@@ -191,7 +224,8 @@ def instance_file(name: str) -> ClusterFile:
         link=LinkEntry(name=record.link),
         nics=record.nics,
     )
-    source = f"{record.source}; {record.price:g} USD/h in {record.as_of}"
+    stated = "no price known" if record.price is None else f"{record.price:g} USD/h in {record.as_of}"
+    source = f"{record.source}; {stated}"
     return ClusterFile(name=name, title=record.title, source=source, host=(host,))
 
 
@@ -230,11 +264,14 @@ class HostsExpression:
     link: str | None
     """Between hosts."""
     hosts: int
+    ports: int = 1
+    """Of each host on the link between hosts."""
 
     def written(self, count: int, hosts: int) -> str:
         """The same device and link in other numbers."""
         each = self.device if count == 1 else f"{count}x {self.device}"
-        over = f" over {self.link or 'LINK'}" if self.link or hosts > 1 else ""
+        ports = f"{self.ports}x " if self.ports > 1 else ""
+        over = f" over {ports}{self.link or '25gbe'}" if self.link or hosts > 1 else ""
         return f"{each}{over}" + (f" x {hosts}" if hosts > 1 else "")
 
     def file(self) -> ClusterFile:
@@ -250,6 +287,7 @@ class HostsExpression:
             devices=(DeviceEntry(name=self.device, count=self.count),),
             inside=LinkEntry(name=inside.link if inside else ALONE),
             link=LinkEntry(name=self.link or (inside.link if inside else ALONE)),
+            nics=self.ports,
         )
         return ClusterFile(name=self.written(self.count, 1), host=(host,))
 
@@ -262,29 +300,27 @@ class HostsExpression:
 
 def parse_hosts_expression(text: str) -> HostsExpression | None:
     """The hosts that a text writes as devices; None if it names no device of the catalog."""
-    match = _HOSTS.fullmatch(text.strip())
-    device = device_by_alias(match["device"]) if match else None
-    if match is None or device is None or not _says_no_more(match["device"], device):
+    match = next((found for form in (_HOSTS, _HOSTS_CLOSER) if _device_of(found := form.fullmatch(text.strip()))), None)
+    if match is None:
         return None
     several = match["before"] and match["after"]
     count = int(match["before"] or match["after"] or 1)
     hosts = int(match["hosts"] or (match["after"] if several else 1))
-    link = link_record(match["link"].lower()).name if match["link"] else None
-    written = HostsExpression(text, device, count, link, hosts)
-    for what, number, most in (("devices in a host", count, MOST_DEVICES), ("hosts", hosts, MOST_HOSTS)):
+    link = link_record(match["link"]).name if match["link"] else None
+    written = HostsExpression(text, str(_device_of(match)), count, link, hosts, int(match["ports"] or 1))
+    counted = ("devices in a host", count, MOST_DEVICES), ("hosts", hosts, MOST_HOSTS), ("ports", written.ports, 64)
+    for what, number, most in counted:
         if not 1 <= number <= most:
             raise InputError(f"cluster {text!r}: got {number} {what}, expected 1 to {most}")
     if several and link is None:
         raise InputError(
             f"cluster {text!r}: the network between its hosts is missing",
-            hint=f'name a link: --cluster "{written.written(count, hosts).replace("LINK", "25gbe")}"; '
-            "`paceline catalog links` lists all",
+            hint=f'name a link: --cluster "{written.written(count, hosts)}"; `paceline catalog links` lists all',
         )
     return written
 
 
-def _says_no_more(label: str, device: str) -> bool:
-    """Whether every word of a label belongs to the device: "8 hosts of rtx-4090" is not one rtx-4090."""
-    record = device_record(device)
-    known = set().union(*map(label_words, (record.name, record.title, *record.aliases)))
-    return "+" not in label and label_words(label) <= known | MAKERS
+def _device_of(match: re.Match[str] | None) -> str | None:
+    """The device of an expression; "8 hosts of rtx-4090" is not one rtx-4090."""
+    device = device_by_alias(match["device"]) if match else None
+    return device if match and device and "+" not in match["device"] and not unsaid(match["device"], device) else None

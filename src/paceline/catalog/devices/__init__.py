@@ -26,13 +26,18 @@ __all__ = [
     "reach_of",
     "reach_spread",
     "share_with_gain",
+    "unsaid",
 ]
 
 FOLDER = Path(__file__).parent
 
 MAKERS = {"nvidia", "tesla", "geforce", "quadro", "amd", "instinct", "apple", "intel"}
+NOISE = {"gpu", "gpus", "card", "graphics", "accelerator", "processor", "hbm2", "hbm2e", "hbm3", "hbm3e", "oam"}
+"""Words of a label that say nothing about which device it is."""
 VARIANTS = {"ti", "super", "laptop", "mobile", "max", "ultra", "pro", "ada"}
 """Words of a label that make it another device."""
+
+_SIZE = re.compile(r"\d+gb")
 
 ReachFigures = dict[LayerClass, ShareFigure]
 
@@ -148,31 +153,48 @@ def device_by_alias(label: str) -> str | None:
     """The catalog name of a device by the name of a driver or in common use; None if unknown.
 
     "NVIDIA GeForce RTX 3090" has the words of `rtx-3090`. A variant that the catalog does not name, such as "Ti", is
-    another device.
+    another device, and so is one with another memory.
     """
     if label in _records():
         return label
-    words = label_words(label) - MAKERS
+    words, squashed = label_words(label), _squashed(label)
     matching = [
-        (len(known), record.name)
+        (not more, len(label_words(known)), -len(more), record.name)
         for record in _records().values()
         for known in (record.name, *record.aliases)
-        if _means(known, words) or "".join(known.split("-")) == "".join(sorted(words))
+        for more in [unsaid(label, record.name)]
+        if _means(known, words, more) or _squashed(known) == squashed
     ]
-    return max(matching)[1] if matching else None
+    return max(matching)[-1] if matching else None
 
 
-def _means(known: str, words: set[str]) -> bool:
-    """Whether the words of a label contain those of a name and no variant; a short alias must match exactly."""
+def _means(known: str, words: set[str], more: set[str]) -> bool:
+    """Whether a label contains the words of a name and no variant; besides a short alias it says nothing `more`."""
     parts = label_words(known)
-    if len(parts) == 1 and known not in _records():
-        return parts == words
-    return parts <= words and not (VARIANTS & words) - parts
+    short = len(parts) == 1 and known not in _records()
+    other = more if short else more & VARIANTS | {word for word in more if _SIZE.fullmatch(word)}
+    return parts <= words and not other
+
+
+def unsaid(label: str, device: str) -> set[str]:
+    """The words of a label that neither name the device, its maker and its form, nor state its memory."""
+    record = device_record(device)
+    said = set().union(*map(label_words, (record.name, record.title, *record.aliases)))
+    forms = {re.sub(r"\d+$", "", word) for word in said if word.startswith("sxm")}
+    memory = record.figure.memory.value if record.figure.memory else 0.0
+    words = label_words(label) - said - MAKERS - NOISE - forms
+    sizes = {word for word in words if _SIZE.fullmatch(word) and 0.86 < memory / (int(word[:-2]) * 2**30 or 1) < 1.01}
+    return words - sizes - set(map(_squashed, (record.name, *record.aliases)))
+
+
+def _squashed(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower())
 
 
 def label_words(label: str) -> set[str]:
-    """Words and numbers of a label, in small letters."""
-    return set(re.split(r"[^a-z0-9]+", label.lower())) - {""}
+    """Words and numbers of a label, in small letters; a size of memory is one word: `80gb`."""
+    plain = re.sub(r"(\d+)[\s-]*g(?:i?b)?(?![a-z0-9])", r"\1gb", label.lower())
+    return set(re.split(r"[^a-z0-9]+", plain)) - {""}
 
 
 def device(name: str) -> Device:

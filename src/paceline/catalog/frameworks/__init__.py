@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from paceline.errors import InputError, PluginError, UnknownName
+from paceline.errors import InputError, PluginError, UnknownName, nearest
 from paceline.spec.fields import Bytes, Count, Name, Seconds, SpecModel
 from paceline.spec.load import load_spec
 from paceline.spec.strategy import Strategy
@@ -140,7 +140,13 @@ def _built_in_records() -> dict[str, FrameworkRecord]:
 def _plugin_record(name: str) -> FrameworkRecord:
     entry = plugin_entry(name, built_in=is_built_in(name))
     if entry is None:
-        raise UnknownName("framework", name, _records())
+        modes = sorted(known for known in framework_names() if known.partition("/")[2].startswith(name.lower()))
+        meant = (
+            f"a mode is named with its framework: {', '.join(modes)}"
+            if name and modes and not nearest(name, _records())
+            else ""
+        )
+        raise UnknownName("framework", name, [] if meant else _records(), otherwise=meant)
     try:
         record = load_spec(entry.record_path, FrameworkRecord)
     except InputError as error:

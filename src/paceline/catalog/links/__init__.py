@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -11,9 +12,21 @@ from paceline.spec.cluster import Link
 from paceline.spec.fields import Bandwidth, Name, Seconds, SpecModel
 from paceline.spec.load import load_spec
 
-__all__ = ["LinkFigures", "LinkRecord", "link", "link_names", "link_record"]
+__all__ = ["LinkFigures", "LinkRecord", "link", "link_by_alias", "link_names", "link_record"]
 
 FOLDER = Path(__file__).parent
+
+
+OTHERWISE = "`paceline catalog links` lists all; a .toml file states another with its bandwidth"
+OTHER_NAMES = {
+    "gigabit": "1gbe", "ndr200": "infiniband-hdr", "hdr200": "infiniband-hdr", "ndr400": "infiniband-ndr",
+    "slingshot": "slingshot-11", "opa": "omni-path", "omnipath": "omni-path",
+}  # fmt: skip
+"""What people call links otherwise."""
+ON_INSTANCES = "EFA has the rate of its instance: name the instance, such as p4d.24xlarge x 2, or the rate: 4x 100gbe"
+_NOISE = {"infiniband", "ib", "mellanox", "nvidia", "cray", "hpe", "intel", "network", "interconnect"}
+_ETHERNET = {"ethernet", "eth", "roce", "rocev2", "rdma", "tcp"}
+_ETHERNET_RATE = re.compile(r"(\d+)\s*(?:gbe|gige|g|gb|gbit|gbps|gigabit)")
 
 
 class LinkFigures(SpecModel):
@@ -46,13 +59,37 @@ def link_names() -> tuple[str, ...]:
 
 def link_record(name: str) -> LinkRecord:
     """The record of a link, with sources."""
-    if name not in _records():
-        raise UnknownName("link", name, _records())
-    return _records()[name]
+    known = link_by_alias(name)
+    if known is None:
+        raise UnknownName("link", name, _records(), otherwise=ON_INSTANCES if name.lower() == "efa" else OTHERWISE)
+    return _records()[known]
+
+
+def link_by_alias(name: str) -> str | None:
+    """The catalog name of a link by what people call it: "InfiniBand NDR", "25 GbE", "100G RoCE"; None if unknown."""
+    if name in _records():
+        return name
+    plain = name.replace("/s", "").lower() if "B/s" not in name else name  # 100 GB/s is no rate of Ethernet
+    words = [word for word in re.split(r"[^a-z0-9]+", plain.lower()) if word]
+    rest = [word for word in words if word not in _NOISE | _ETHERNET]
+    text, joined = " ".join(rest), "-".join(rest)
+    rate = _ETHERNET_RATE.fullmatch(text) if not set(words) & _NOISE and "B/s" not in name else None
+    pcie = re.fullmatch(r"pcie(?: express)? ?(?:gen ?)?(\d)(?: 0)?(?: ?x16)?", text)
+    tried = (
+        OTHER_NAMES.get(joined),
+        f"{rate[1]}gbe" if rate else None,
+        joined,
+        f"infiniband-{joined}",
+        "-".join(words),
+        "".join(rest),
+        f"pcie{pcie[1]}-x16" if pcie else None,
+    )
+    return next((known for known in tried if known in _records()), None)
 
 
 def link(name: str) -> Link:
     """The link of this name, as a spec model."""
-    figures = link_record(name).figure
+    record = link_record(name)
+    figures = record.figure
     latency = figures.latency.value if figures.latency else 0.0
-    return Link(name=name, bandwidth=figures.bandwidth.value, latency=latency)
+    return Link(name=record.name, bandwidth=figures.bandwidth.value, latency=latency)

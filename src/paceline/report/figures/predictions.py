@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # Importing plans would make every plot slow to start.
 
 __all__ = ["plan_bars", "simulated_shares", "term_bars", "throughput_curves"]
 
+WIDE_BARS, LABELLED_BARS = 5, 12
+"""More bars are narrower than a time with its unit, or than a number."""
 TERM_ROLES = {"fixed": "@other"}
 """Colour roles of terms that differ from their name."""
 SHARE_ROLES = {
@@ -153,6 +155,7 @@ def term_bars(curves: Sequence[Curve], names: Sequence[str]) -> Figure:
     figure = new_figure([*traces, _totals(bars)], x=below, y="milliseconds of a step")
     figure["layout"] |= {"barmode": "stack"}
     figure["layout"]["xaxis"] |= {"type": "category"}
+    figure["layout"]["yaxis"] |= {"tickformat": ","}
     return figure
 
 
@@ -173,11 +176,22 @@ def _totals(bars: Sequence[tuple[str, Prediction]]) -> Figure:
         "mode": "text",
         "x": [label for label, _ in bars],
         "y": [1e3 * prediction.step_s.value for _, prediction in bars],
-        "text": [SECONDS.format(prediction.step_s.value) for _, prediction in bars],
+        "text": _above([prediction.step_s.value for _, prediction in bars]),
         "textposition": "top center",
+        "cliponaxis": False,
         "showlegend": False,
         "hoverinfo": "skip",
     }
+
+
+def _above(steps: Sequence[float]) -> list[str]:
+    """Times over bars; over many bars a unit stands beneath its number, over very many only the first and last."""
+    texts = [SECONDS.format(step) for step in steps]
+    if len(texts) > WIDE_BARS:
+        texts = [text.replace(" ", "<br>") for text in texts]
+    if len(texts) > LABELLED_BARS:
+        texts[1:-1] = [""] * (len(texts) - 2)
+    return texts
 
 
 def simulated_shares(runs: Sequence[Simulated]) -> Figure:

@@ -54,7 +54,7 @@ def _show_curve(curve: Curve) -> None:
         ]
         count = _devices(curve.predictions[-1].devices)
         say(f"exchanges of a step, and what compute does not hide of them, at {count}: {', '.join(listed)}")
-    say(*precision_lines([curve]))
+    say(*precision_lines([curve]), *memory_lines(curve))
     say(*(f"rests on: {line}" for line in curve.basis), f"to narrow the interval: {curve.advice}")
 
 
@@ -96,6 +96,8 @@ def show_everyday(predictions: Sequence[Prediction]) -> None:
     currency = next((each["currency"] for each in known if "currency" in each), None)
     money = f"; money in {currency}" if currency else ""
     print_rows(f"\neveryday units{money}", [">devices", f">{unit}/s", *(f">{EVERYDAY[n][0]}" for n in names)], rows)
+    if any(each.get("mfu", 0) > 1 for each in known):
+        say("MFU above 100 %: Winograd's algorithm needs fewer multiply-adds for 3 x 3 convolutions than are counted")
 
 
 def precision_lines(curves: Sequence[Curve], names: Sequence[str] = ()) -> list[str]:
@@ -109,6 +111,16 @@ def precision_lines(curves: Sequence[Curve], names: Sequence[str] = ()) -> list[
         for line, whose in said.items():
             named = f" of {', '.join(whose)}" if len(said) > 1 and all(whose) else ""
             lines.append(f"{what}{named}: {line}")
+    return lines
+
+
+def memory_lines(curve: Curve) -> list[str]:
+    """What the fewest devices of a curve hold, and with which optimizer."""
+    lines = []
+    for use in curve.detail.get("memory", []):
+        need, have, adam = (BYTES.format(use[part]) for part in ("total", "of", "adam"))
+        whose = f"{use['device']} as one of {use['ranks']}" if use["ranks"] else use["device"]
+        lines.append(f"memory of {whose}: {need} of {have} with momentum SGD; Adam needs {adam}")
     return lines
 
 
