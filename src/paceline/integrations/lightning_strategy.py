@@ -5,8 +5,10 @@ trainer = Trainer(..., strategy=PacelineStrategy(global_batch=512))
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lightning.pytorch.accelerators import CUDAAccelerator
@@ -48,8 +50,8 @@ class PacelineStrategy(SingleDeviceStrategy):
 
     def setup(self, trainer: Any) -> None:
         """Model and optimizer are ready after this."""
+        self._trainer, self._shared = trainer, None
         super().setup(trainer)
-        self._trainer = trainer
         if trainer.accumulate_grad_batches > 1 or len(self.optimizers) > 1:
             raise InputError(
                 "PacelineStrategy steps one optimizer after every batch",
@@ -57,18 +59,34 @@ class PacelineStrategy(SingleDeviceStrategy):
             )
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """Join, and share the training samples between ranks; every rank uses all validation samples."""
+        """Training samples are shared between ranks; every rank uses all validation samples."""
         if sys._getframe(1).f_locals.get("stage") is not RunningStage.TRAINING:
             return dataloader
+        if self._shared is not None:
+            raise InputError(
+                "the trainer has a second loader of training samples; ranks share those of one",
+                hint="one DataLoader of one dataset, and reload_dataloaders_every_n_epochs=0",
+            )
+        self._shared = SharedLoader(dataloader, global_batch=self._global_batch, settings=self._told)
+        return self._shared
+
+    @property
+    def _told(self) -> Settings:
+        """Trainer(sync_batchnorm=True) has the meaning that it has for several processes of Lightning's own."""
+        settings = self._settings or Settings()
+        synced = self._trainer._accelerator_connector._layer_sync is not None
+        return replace(settings, batchnorm="sync") if synced else settings
+
+    def on_train_start(self) -> None:
+        """Join: loaders may be asked for before there are optimizers, to count the steps of a schedule."""
+        assert self._shared is not None
         trainer = self._trainer
         also = [config.scheduler for config in self.lr_scheduler_configs]
-        self._shared = SharedLoader(dataloader, global_batch=self._global_batch, settings=self._settings)
         epochs = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else sys.maxsize
         self.pace = self._shared.begin(self.lightning_module, self.optimizers, also, epochs=epochs)
         # A late joiner starts in the current epoch of the other ranks.
         progress = trainer.fit_loop.epoch_progress.current
         progress.processed = progress.completed = max(progress.processed, self.pace.position.epoch)
-        return self._shared
 
     def backward(self, closure_loss: Any, optimizer: Any, *rest: Any, **options: Any) -> Any:
         """The backward pass, after which gradients are those of the whole step."""
@@ -85,9 +103,12 @@ class PacelineStrategy(SingleDeviceStrategy):
             scaler.unscale_(optimizer)
         self.precision_plugin._after_closure(self.lightning_module, optimizer)
         if not self.pace.update(scaler):
+            assert self._shared is not None
             loop = self._trainer.fit_loop
             loop.max_batches += 1
             loop._data_fetcher.length += 1
+            # The trainer steps schedules also after a step that does not count.
+            self._shared.undo = _rates_of(self.optimizers, [config.scheduler for config in self.lr_scheduler_configs])
         return result
 
     def on_train_end(self) -> None:
@@ -98,6 +119,21 @@ class PacelineStrategy(SingleDeviceStrategy):
 
     def on_exception(self, exception: BaseException) -> None:
         """Leave, so that the other ranks do not wait for this rank."""
-        if self._shared is not None and self.pace is not None:
-            self._shared = None
-            self.pace.__exit__(None, None, None)
+        shared, self._shared = self._shared, None
+        if shared is not None and shared.joined:
+            shared.pace.__exit__(None, None, None)
+
+
+def _rates_of(optimizers: Sequence[Any], schedules: Sequence[Any]) -> Callable[[], None]:
+    """What brings schedules and rates back to what they are now."""
+    states = [copy.deepcopy(schedule.state_dict()) for schedule in schedules]
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    rates = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+
+    def bring_back() -> None:
+        for schedule, state in zip(schedules, states, strict=True):
+            schedule.load_state_dict(state)
+        for group, kept in zip(groups, rates, strict=True):
+            group.update(kept)
+
+    return bring_back

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.errors import InputError
+from paceline.runtime.data.alike import check_takes_all
 from paceline.runtime.epochs import EpochBatches
 from paceline.runtime.members.rendezvous import launched_size
 from paceline.runtime.pace import Pace, join
@@ -34,10 +35,13 @@ class SharedLoader:
                 "index",
                 hint="give it a map-style dataset: __len__ and __getitem__",
             )
+        check_takes_all(loader)
         self._loader, self._settings = loader, settings or Settings()
         if self._settings.chunk is not None:
             raise InputError("trainers count each pass as a step", hint="leave Settings(chunk=...) out")
         self.global_batch = global_batch or loader.batch_size * launched_size()
+        self.undo: Callable[[], None] = _nothing
+        """Called once before the next batch: the ranks may then send their states."""
         self.pace: Pace
         self._batches: EpochBatches
 
@@ -54,6 +58,11 @@ class SharedLoader:
         return self.pace
 
     @property
+    def joined(self) -> bool:
+        """Whether training began."""
+        return hasattr(self, "pace")
+
+    @property
     def exchanged(self) -> bool:
         """Whether the backward pass has ended with the gradients of all ranks; else the samples come again."""
         return self.pace._attempt is not None
@@ -62,8 +71,11 @@ class SharedLoader:
         return -(-len(self._loader.dataset) // self.global_batch)
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of the epoch in which the ranks are."""
-        return (batch.inputs.content for batch in self._batches.of(self.pace.position.epoch))
+        """The batches of the epoch in which the ranks are; a trainer may ask for the iterator before training began."""
+        for batch in self._batches.of(self.pace.position.epoch):
+            yield batch.inputs.content
+            undo, self.undo = self.undo, _nothing
+            undo()
 
     def next(self) -> Any:
         """The batch that follows one whose samples come again; None if all training is done."""
@@ -73,3 +85,7 @@ class SharedLoader:
     def leave(self) -> None:
         """End the training of this process."""
         self._batches.leave()
+
+
+def _nothing() -> None:
+    """Nothing has to be undone."""

@@ -10,11 +10,16 @@ importing this module renames the launcher's variables to names that only Paceli
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 from transformers import Trainer
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from paceline import variables
 from paceline.errors import InputError
@@ -31,6 +36,17 @@ for _name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
     os.environ.pop(_name, None)
 
 
+WRITTEN = 120.0
+"""Seconds that ranks wait for the first one to write the best model."""
+
+
+def _reading(args: Any) -> Any:
+    """The arguments of a rank that writes nothing: to itself each rank is the only one."""
+    args = copy.copy(args)
+    args.__class__ = type("ReadingArguments", (type(args),), {"should_save": property(lambda _: False)})
+    return args
+
+
 class PacelineTrainer(Trainer):
     """Trains with all launched processes, with shares by measured speed. A step has `global_batch` samples over all
     ranks; by default the arguments' batch for every rank. A rank's loss is weighted by its tokens where the trainer
@@ -43,6 +59,8 @@ class PacelineTrainer(Trainer):
             raise InputError(
                 "PacelineTrainer steps after every batch", hint="raise global_batch, not gradient_accumulation_steps"
             )
+        if not self.is_world_process_zero():
+            self.args: Any = _reading(self.args)
         self._given = (global_batch, settings)
         self._shared: SharedLoader
         self._items: Any = None
@@ -61,6 +79,25 @@ class PacelineTrainer(Trainer):
     def is_world_process_zero(self) -> bool:
         """Whether this process writes logs and checkpoints."""
         return _context.rank == 0
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """The first rank writes what all hold alike; the others note which checkpoint is the best."""
+        if self.is_world_process_zero():
+            super()._save_checkpoint(model, trial)
+        elif self.state.best_global_step:
+            folder = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
+            self.state.best_model_checkpoint = str(folder)
+
+    def _load_best_model(self) -> None:
+        """Once the first rank has written it; it may do so while the others have finished."""
+        best, ends = Path(self.state.best_model_checkpoint or ""), time.monotonic() + WRITTEN
+        while not (best / TRAINER_STATE_NAME).exists():
+            if time.monotonic() > ends:
+                raise InputError(
+                    f"the best model is not in {best}", hint="ranks need the same output_dir, on shared storage"
+                )
+            time.sleep(0.05)
+        super()._load_best_model()
 
     def _run_epoch(self, *rest: Any, **options: Any) -> Any:
         """Join before the first epoch, when the optimizer exists; a late joiner skips completed epochs."""

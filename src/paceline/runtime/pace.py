@@ -92,6 +92,7 @@ class Pace:
             optimizer,
             settings,
             num_samples=source.num_samples,
+            sketch=source.sketch,
             global_batch=client.batch if client else global_batch,
             also=(*source.kept, client) if client else source.kept,
             split=start.split,

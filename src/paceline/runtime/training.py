@@ -25,14 +25,17 @@ from paceline.runtime.checkpoint import (
     save_checkpoint,
     unpack_state,
 )
+from paceline.runtime.data.alike import same_samples
 from paceline.runtime.group.shards import gather_whole, keep_own_rows, unit_of
 from paceline.runtime.group.trainable import (
+    check_reduction,
     check_trainable,
     fitting,
     kind_of,
     norm_of,
     num_optimized,
     optimizers_of,
+    parameters_behind,
     rates_of,
 )
 from paceline.runtime.large.noise import NoiseScale
@@ -60,6 +63,7 @@ class Training:
         *,
         num_samples: int,
         global_batch: int,
+        sketch: Sequence[float] = (),
         also: tuple[Stateful, ...] = (),
         split: tuple[int, ...] = (),
         ahead: int = 0,
@@ -78,6 +82,7 @@ class Training:
         self._also = (*self._own, *also)
         self.optimizers = optimizers_of(optimizer)
         self._identity = {"num_samples": num_samples, "seed": settings.seed}
+        self._sketch = list(sketch)
         self.position = Position()
         self.mark = f"fresh:{secrets.token_hex(4)}"
         """Identifies this state: ranks with equal marks hold equal parameters, so that nothing has to be sent."""
@@ -91,6 +96,9 @@ class Training:
         self._all = dict(model.named_parameters())
         self.parameters = [parameter for parameter in self._all.values() if parameter.requires_grad]
         """Those that are trained; which ones is decided when the rank joins."""
+        self._known = {id(parameter) for parameter in self._all.values()}
+        self._beside: list[nn.Parameter] = []
+        """Parameters on which the loss depends, and which are not the model's: ranks must have them alike, too."""
         self._partial: list[Tensor | None] = []
         """Gradients of the passes before, of a share that is taken in several."""
         check_trainable(model, self.optimizers)
@@ -124,6 +132,7 @@ class Training:
             "position": asdict(self.position),
             "identity": self._identity,
             "terms": self.terms(),
+            "sketch": self._sketch,
             "costs": costs,
             "link": link,
             "state": pack_state(self._state(), []),
@@ -169,6 +178,15 @@ class Training:
                     f"this process trains with {name} = {mine}, the others with {name} = {others.get(name)}",
                     hint="all ranks need the same model, frozen layers, optimizers and settings",
                 )
+
+    def compare_samples(self, sketch: Sequence[float]) -> None:
+        """Say so where this rank's samples are other ones than those of others, or in another order."""
+        if not same_samples(self._sketch, sketch):
+            log.warning(
+                "this rank has other samples than the others, or the same in another order: an epoch will have some of "
+                "them twice, and others not at all. Give every rank the whole dataset in one order, which Paceline "
+                "shuffles and divides: seed random_split(), leave out shuffle() and augmentation of a tf.data.Dataset"
+            )
 
     def check(self, identity: dict[str, Any]) -> None:
         """Refuse to continue a run on different data."""
@@ -254,17 +272,24 @@ class Training:
     def alike(self) -> tuple[float, float]:
         """Numbers that all ranks have alike: of the optimizers, and now and then of the parameters, which take a pass.
 
-        A rank's shards are its own, and Keras moves its variables behind parameters that follow now and then.
+        A rank's shards are its own.
         """
-        rates = rates_of(self.optimizers)
-        due = self.position.step < LOOKED_AT or self.position.step % LOOKED_AT == 0
-        return rates, norm_of(self.parameters) if due and rates and not self.unit.sharded else 0.0
+        looks = self.looks and not self.unit.sharded
+        return rates_of(self.optimizers), norm_of([*self.parameters, *self._beside]) if looks else 0.0
+
+    @property
+    def looks(self) -> bool:
+        """Whether the ranks compare their parameters in this step."""
+        return self.position.step < LOOKED_AT or self.position.step % LOOKED_AT == 0
 
     def check_loss(self, loss: object) -> None:
         """Refuse a loss that is not a scalar tensor with a gradient."""
         if isinstance(loss, Tensor) and loss.numel() == 1:
             if not loss.requires_grad:
                 raise InputError("the loss depends on no trained parameter", hint="compute it outside torch.no_grad()")
+            check_reduction(loss, self.settings.reduction)
+            if self.looks and not self.unit.sharded:
+                self._beside = parameters_behind(loss, but=self._known)
             return
         got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         raise InputError(

@@ -15,6 +15,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import keras
 import numpy as np
 
+from paceline.errors import InputError
 from paceline.keras import Join, join_keras
 from paceline.runtime import Settings, Timeouts
 from paceline.runtime.group.balance import Balance
@@ -42,6 +43,13 @@ class Watcher(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self.losses.append(float((logs or {})["loss"]))
+
+
+class Apart(keras.callbacks.Callback):
+    """Another rate on each rank, as a schedule by a metric of the rank's own samples sets it."""
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self.model.optimizer.learning_rate = 0.02 / (1 + int(os.environ["RANK"]))
 
 
 def problem() -> tuple[Any, np.ndarray, np.ndarray]:
@@ -73,8 +81,11 @@ def by_fit(told: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     model, inputs, targets = problem()
     join = Join(GLOBAL_BATCH, Settings(timeouts=QUICK, chunk=told.get("chunk")))
     watcher = Watcher(join, tuple(told["kill"]) if "kill" in told else None)
-    data = given(told.get("data", "arrays"), inputs, targets)
-    model.fit(**data, epochs=EPOCHS, verbose=2, callbacks=[join, watcher], validation_data=(inputs, targets))
+    data, more = given(told.get("data", "arrays"), inputs, targets), [Apart()] if "apart" in told else []
+    try:
+        model.fit(**data, epochs=EPOCHS, verbose=2, callbacks=[join, watcher, *more], validation_data=(inputs, targets))
+    except InputError as error:
+        return model, {"error": error.message}
     return model, {"steps": watcher.steps, "losses": watcher.losses}
 
 

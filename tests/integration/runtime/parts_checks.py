@@ -29,7 +29,15 @@ import torch
 import torch.distributed as dist
 from stream_checks import Rank, Wires, attempt_of, every_sample_counts_once
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from paceline.cost.split import Cost
 from paceline.errors import InputError, TrainingLost
@@ -38,6 +46,8 @@ from paceline.runtime.auto import pilot
 from paceline.runtime.auto.choose import Links, Measured, one_group
 from paceline.runtime.counting import outline_of
 from paceline.runtime.data import streamfeed
+from paceline.runtime.data.alike import check_takes_all as takes_all
+from paceline.runtime.data.alike import same_samples, sketch_of
 from paceline.runtime.data.batches import InLoop, Loaded, as_batch
 from paceline.runtime.data.feed import Feed, source_of
 from paceline.runtime.emulate import Emulated, emulate, emulate_as_told, emulated_device
@@ -45,7 +55,8 @@ from paceline.runtime.group.batchnorm import SyncedBatchNorm, WireHolder, prepar
 from paceline.runtime.group.columns import ColumnReducer, columns_of, complete_units
 from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.shards import Unit, rows_of
-from paceline.runtime.group.trainable import leaves_out, refuse_apart
+from paceline.runtime.group.trainable import check_reduction as reduction_of
+from paceline.runtime.group.trainable import leaves_out, parameters_behind, refuse_apart
 from paceline.runtime.group.wire import Broken, Wire
 from paceline.runtime.groups import SyncedGroups, planned
 from paceline.runtime.large.recipe import LargeBatch
@@ -1130,6 +1141,71 @@ def check_a_group_of_several_is_told_of_its_syncer() -> None:
     assert other.handed_in().tolist() == [1.0, 2.0], "a group begins with its parameters"
     wide = nn.Linear(2, 1, dtype=torch.float64)
     assert "float32" in refusal(lambda: SyncerClient(plain, wide, Settings(), global_batch=10))
+
+
+def check_loaders_that_choose_samples_are_refused() -> None:
+    data = TensorDataset(torch.arange(12.0))
+
+    class Longest:
+        def __iter__(self) -> Iterator[list[int]]:
+            return iter([[11, 10, 9, 8, 7], [6, 5, 4, 3, 2], [1, 0]])
+
+    taken: list[dict[str, Any]] = [
+        {"batch_size": 5},
+        {"batch_size": 5, "shuffle": True, "drop_last": True},
+        {"batch_size": None},
+        {"batch_size": 5, "sampler": list(range(12))[::-1]},
+        {"batch_sampler": Longest()},
+    ]
+    for given in taken:
+        takes_all(DataLoader(data, **given))
+    chosen: list[dict[str, Any]] = [
+        {"sampler": WeightedRandomSampler(torch.tensor([1.0] + [0.0] * 11), 12)},
+        {"sampler": SubsetRandomSampler([*range(11)])},
+        {"sampler": RandomSampler(data, replacement=True)},
+        {"sampler": RandomSampler(data, num_samples=6)},
+        {"batch_sampler": [[0, 1], [2, 3]]},
+    ]
+    for given in chosen:
+        said = refusal(lambda given=given: takes_all(DataLoader(data, **given)))
+        assert "chooses samples; ranks share an epoch in which each of the 12 samples counts once" in said, given
+
+
+def check_samples_that_are_others_on_another_rank_are_known() -> None:
+    data = TensorDataset(torch.rand(50, 3, 2), torch.arange(50) % 5)
+    turned = TensorDataset(*(part.flip(0) for part in data.tensors))
+    rounded = TensorDataset(data.tensors[0] * (1 + 1e-6), data.tensors[1])
+    assert same_samples(sketch_of(data), sketch_of(rounded))
+    assert not same_samples(sketch_of(data), sketch_of(turned))
+    assert not same_samples(sketch_of(data), sketch_of(TensorDataset(torch.rand(50, 3, 2), data.tensors[1])))
+    parts = [Subset(data, indices) for indices in (range(0, 50, 2), range(1, 50, 2))]
+    assert same_samples(sketch_of(parts[0]), sketch_of(parts[0]))
+    assert not same_samples(sketch_of(parts[0]), sketch_of(parts[1]))
+
+    class Augmented(TensorDataset):
+        pass
+
+    assert sketch_of(Augmented(torch.rand(4, 2))) == [], "it may be another sample each time"
+    assert same_samples([], sketch_of(data)), "nothing is known of one of them"
+
+
+def check_a_loss_that_is_plainly_a_sum_is_no_mean() -> None:
+    outputs, targets = torch.randn(6, 3, requires_grad=True), torch.arange(6) % 3
+    for told, other in (("mean", "sum"), ("sum", "mean")):
+        reduction_of(nn.functional.cross_entropy(outputs, targets, reduction=told), told)
+        wrong = nn.functional.cross_entropy(outputs, targets, reduction=other)
+        assert f"the loss has reduction='{other}', the settings have" in refusal(
+            lambda wrong=wrong, told=told: reduction_of(wrong, told)
+        )
+        reduction_of(wrong / 6, told)
+        reduction_of(outputs.square().mean(), told)
+
+
+def check_parameters_beside_the_model_are_found() -> None:
+    model, other, frozen = nn.Linear(3, 2), nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)
+    known, plain = {id(parameter) for parameter in model.parameters()}, torch.randn(2, requires_grad=True)
+    loss = (frozen(other(model(torch.randn(4, 3)))) * plain).sum()
+    assert {id(one) for one in parameters_behind(loss, but=known)} == {id(one) for one in other.parameters()}
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.full  # needs the environment with Keras, whose backend
 
 FIT = {"do": "fit", "shares": [22, 8]}
 ALONE = {"do": "alone"}
+APART = {"do": "fit", "apart": True}
 
 
 def train(folder: Path, ways: list[dict[str, Any]], backend: str, dead: int | None = None) -> list[dict[str, Any]]:
@@ -60,7 +61,9 @@ WAYS: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize("backend", sorted(WAYS))
 def test_every_way_and_every_split_trains_what_keras_alone_trains(backend: str, tmp_path: Path) -> None:
     ways = [FIT, *WAYS[backend]]
-    first, second = train(tmp_path, [*ways, ALONE], backend)
+    first, second = train(tmp_path, [APART, *ways, ALONE], backend)
+    words = "rates, momenta or decays of the optimizers of ranks [1] are not those of rank 0"
+    assert [one[json.dumps(APART)]["error"] for one in (first, second)] == [words] * 2
     for way in map(json.dumps, ways):
         assert first[way]["values"] == second[way]["values"], f"{way}: ranks differ"
         assert np.allclose(first[way]["values"], first[json.dumps(ALONE)]["values"], atol=5e-6), way
@@ -96,12 +99,17 @@ from paceline.errors import InputError
 data = np.zeros((8, 4), "float32"), np.zeros((8, 2), "float32")
 inputs = keras.Input((4,))
 out = keras.layers.Dense(2)(inputs)
+masked = keras.layers.Dense(1)(keras.layers.Masking()(keras.layers.Reshape((2, 2))(inputs)))
 norm = keras.Model(inputs, keras.layers.BatchNormalization()(out))
 models = [
     (keras.Model(inputs, out), {}, {}),
     (norm, {"loss": "mse"}, {}),
     (keras.Model(inputs, out), {"loss": "mse", "steps_per_execution": 2}, {}),
     (keras.Model(inputs, out), {"loss": "mse"}, {"class_weight": {0: 1.0, 1: 2.0}, "y": np.zeros(8, "int32")}),
+    (keras.Model(inputs, out), {"loss": ["mae", keras.losses.MeanSquaredError(reduction="sum")]}, {}),
+    (keras.Model(inputs, out), {"loss": keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")}, {}),
+    (keras.Model(inputs, out), {"loss": keras.losses.SparseCategoricalCrossentropy(ignore_class=1)}, {}),
+    (keras.Model(inputs, masked), {"loss": "mse"}, {}),
     (keras.Model(inputs, out), {"loss": "mse"}, {"x": ((data[0], data[1]) for _ in range(9)), "y": None}),
 ]
 for model, given, options in models:
@@ -129,6 +137,10 @@ def test_models_that_cannot_be_shared_are_refused_with_a_reason() -> None:
         "batch normalization (batch_normal",
         "steps_per_execution is 2",
         "class_weight is not supported",
+        "MeanSquaredError has the reduction 'sum', the settings have 'mean'",
+        "MeanSquaredError is the mean over weights",
+        "SparseCategoricalCrossentropy leaves out targets (ignore_class)",
+        "the loss of ",
         "fit() was given a generator without an end",
         "Join is a callback of model.fit()",
     ]

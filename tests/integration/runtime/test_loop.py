@@ -155,6 +155,7 @@ def test_what_one_rank_is_refused_ends_the_start_of_all(ranks: StartRanks, why: 
     [
         ("rate", "rates, momenta or decays of the optimizers of ranks [1] are not those of rank 0", 1),
         ("weights", "parameters of ranks [1] are not those of rank 0", 1),
+        ("beside", "parameters of ranks [1] are not those of rank 0", 1),
         ("weighted", "a loss is the mean over a part of its targets, or over their weights", 0),
     ],
 )

@@ -52,6 +52,8 @@ def test_an_uneven_split_trains_what_one_process_trains(trainer: str, tmp_path: 
     assert first["values"] == second["values"]
     assert np.allclose(first["values"], first["alone"], atol=2e-6)
     assert (first["steps"], first["ranks"]) == (9, 2), "three steps in each of three epochs"
+    assert (bool(first["written"]), second["written"]) == (trainer == "transformers", []), "one rank writes checkpoints"
+    assert first["refused"].startswith("the loader's WeightedRandomSampler chooses samples")
 
 
 @pytest.mark.parametrize("trainer", ["lightning", "transformers"])

@@ -10,12 +10,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, WeightedRandomSampler
 
+from paceline.errors import InputError
+from paceline.integrations.shared_loader import SharedLoader
 from paceline.runtime.group.balance import Balance
 from paceline.runtime.samples import epoch_order
 
 SAMPLES, GLOBAL_BATCH, EPOCHS = 70, 30, 3
+STEPS = -(-SAMPLES // GLOBAL_BATCH)
+"""Of an epoch."""
 SHARES = Balance.shares
 
 
@@ -61,8 +65,10 @@ def by_lightning(model: Net, killed: int | None, folder: str) -> Any:
             return self.net(**batch)["loss"]
 
         def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+            optimizer, steps = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9), STEPS
+            assert self.trainer.estimated_stepping_batches == EPOCHS * steps
+            rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 ** (step // steps))
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rates, "interval": "step"}}
 
     strategy = PacelineStrategy(GLOBAL_BATCH)
     quiet = {
@@ -85,12 +91,11 @@ def by_transformers(model: Net, killed: int | None, folder: str) -> Any:
             leave_at(killed, state.global_step)
 
     args = TrainingArguments(
-        folder, num_train_epochs=EPOCHS, max_grad_norm=1.0, use_cpu=True, report_to=[], save_strategy="no",
+        folder, num_train_epochs=EPOCHS, max_grad_norm=1.0, use_cpu=True, report_to=[], save_strategy="epoch",
         disable_tqdm=True, learning_rate=0.1, remove_unused_columns=False, dataloader_pin_memory=False,
     )  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    steps = -(-SAMPLES // GLOBAL_BATCH)
-    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 ** (step // steps))
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 ** (step // STEPS))
     trainer = PacelineTrainer(
         model, args, train_dataset=samples(), optimizers=(optimizer, rates), callbacks=[Kill()],
         global_batch=GLOBAL_BATCH,
@@ -115,14 +120,24 @@ def by_torch(model: Net) -> None:
 
 def main() -> None:
     trainer, killed, path = sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3])
-    rank = int(os.environ["PACELINE_RANK"])
+    rank, written = int(os.environ["PACELINE_RANK"]), []
+    save = torch.save
+    torch.save = lambda what, path, *rest, **options: (written.append(str(path)), save(what, path, *rest, **options))
     Balance.shares = lambda self, total: (  # type: ignore[method-assign]
         (22, 8) if total == GLOBAL_BATCH and len(self._ids) == 2 else SHARES(self, total)
     )
     model, alone = Net(rank), Net(0)
     pace = {"lightning": by_lightning, "transformers": by_transformers}[trainer](model, killed, str(path.parent))
     by_torch(alone)
+    loader = DataLoader(samples(), sampler=WeightedRandomSampler(torch.ones(SAMPLES), SAMPLES))
+    try:
+        SharedLoader(loader, global_batch=None, settings=None)
+        refused = ""
+    except InputError as error:
+        refused = error.message
     found = {
+        "refused": refused,
+        "written": written,
         "values": torch.cat([one.detach().flatten() for one in model.parameters()]).tolist(),
         "alone": torch.cat([one.detach().flatten() for one in alone.parameters()]).tolist(),
         "steps": pace.position.step,

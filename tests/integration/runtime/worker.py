@@ -133,10 +133,18 @@ def apart(options: dict[str, Any]) -> dict[str, Any]:
     model, data = problem(torch.float32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     weight = torch.tensor([1.0, 5.0, 0.2, 1.0, 1.0]) if options["why"] == "weighted" else None
+    beside = nn.Linear(5, 5)
+    nn.init.eye_(beside.weight)
+    nn.init.zeros_(beside.bias)
+    own = torch.optim.SGD(beside.parameters(), lr=5.0)
     try:
         with join(model, optimizer, data, global_batch=30, settings=Settings(timeouts=QUICK)) as pace:
             for batch in pace.batches(steps=3):
-                pace.step(nn.functional.cross_entropy(model(batch.inputs), batch.targets, weight=weight))
+                outputs = model(batch.inputs)
+                if options["why"] == "beside":
+                    outputs = beside(outputs)
+                pace.step(nn.functional.cross_entropy(outputs, batch.targets, weight=weight))
+                own.step()
                 if options["why"] == "rate":
                     optimizer.param_groups[0]["lr"] = 0.1 / (1 + pace.rank)
                 elif options["why"] == "weights" and pace.rank == 1:

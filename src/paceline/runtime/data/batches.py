@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import TensorDataset, default_collate
 
 from paceline.runtime.checkpoint import Stateful
+from paceline.runtime.data.alike import sketch_of
 from paceline.runtime.data.stream import ShardedSamples
 from paceline.runtime.samples import epoch_order
 
@@ -60,6 +61,8 @@ class Source(Protocol):
     """A source of batches, which it returns in the order in which they were expected."""
 
     num_samples: int
+    sketch: list[float]
+    """By which ranks see that they have other samples, or others in their places; empty if unknown."""
     ahead: int
     """Number of batches that are loaded before they are taken."""
     kept: tuple[Stateful, ...]
@@ -94,7 +97,7 @@ class InLoop:
 
     def __init__(self, dataset: Samples, collate: Callable[[Sequence[Any]], Any] | None) -> None:
         self._dataset, self._collate = dataset, collate
-        self.num_samples = len(dataset)
+        self.num_samples, self.sketch = len(dataset), sketch_of(dataset)
         self._expected: deque[np.ndarray] = deque()
 
     def order(self, *, seed: int, epoch: int) -> np.ndarray:

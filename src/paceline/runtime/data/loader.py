@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from paceline.bench.virtual.hosts.syscalls import set_parent_death_signal
 from paceline.errors import InputError
 from paceline.runtime.checkpoint import Stateful
+from paceline.runtime.data.alike import sketch_of
 from paceline.runtime.data.batches import Loaded, order_of
 
 __all__ = ["EndsWithRank", "LoaderFactory", "LoaderSource", "RankSampler", "check_numbered"]
@@ -64,7 +65,7 @@ class LoaderSource:
         """`sampler`: the one that the loader's factory was given."""
         self._sampler, self._loader = sampler, loader
         _check(self._loader, self._sampler)
-        self.num_samples = len(self._loader.dataset)
+        self.num_samples, self.sketch = len(self._loader.dataset), sketch_of(self._loader.dataset)
         self._workers = self._loader.num_workers
         self.ahead = self._workers * (self._loader.prefetch_factor or 0)
         self._loader.collate_fn = _Timed(self._loader.collate_fn)

@@ -86,6 +86,7 @@ class StreamReader:
         """`loader`: the user's DataLoader of the streams; None reads in the loop."""
         self.shards = streams.shards
         self.num_samples = len(streams.shards)
+        self.sketch: list[float] = []
         """Nobody has counted the samples: shards are what runs over the same data have in common."""
         self.progress = StreamProgress(len(streams.shards), seed=seed)
         self.kept = (self.progress,)

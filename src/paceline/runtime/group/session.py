@@ -31,7 +31,7 @@ __all__ = ["GroupSession", "RankGroup"]
 USUAL_LIMITS = (2**20, 25 * 2**20)
 """Bytes of the first bucket and of the others until times were seen, as in DistributedDataParallel."""
 log = logging.getLogger("paceline.runtime")
-ALWAYS = ("costs", "link", "terms", "identity")
+ALWAYS = ("costs", "link", "terms", "identity", "sketch")
 """Parts of a report that ranks need even if they hold equal states."""
 INPUT_BOUND = 0.5
 """If loading takes more than this share of a rank's step, the explanation names input as its limit."""
@@ -234,6 +234,7 @@ class GroupSession:
         told: dict[str, Any] = json.loads(self.wire.tell(json.dumps(said), source))
         self._agree(lambda: self._training.check_terms(told["terms"]))
         self._agree(lambda: self._training.check(told["identity"]))
+        self._training.compare_samples(told["sketch"])
         if not alike:
             unit = next(unit for unit in self.units if source in unit)
             speaks, mine = source == self.rank, None

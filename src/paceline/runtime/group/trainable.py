@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from torch.nn.parameter import UninitializedParameter
 from paceline.errors import InputError
 
 __all__ = [
+    "check_reduction",
     "check_trainable",
     "fitting",
     "kind_of",
@@ -21,6 +22,7 @@ __all__ = [
     "norm_of",
     "num_optimized",
     "optimizers_of",
+    "parameters_behind",
     "rates_of",
     "refuse_apart",
 ]
@@ -31,6 +33,7 @@ DEVICE_OPTIONS = ("foreach", "fused", "capturable", "differentiable")
 """Settings of an optimizer that may differ between ranks, because they do not change results."""
 GRAPH, MEAN = 32, 1
 """Operators behind a loss that are looked at, and the reduction of which PyTorch says `mean`."""
+REDUCTIONS: dict[object, str] = {MEAN: "mean", 2: "sum"}
 GOLDEN = 0.618
 EQUAL = 1e-6
 """Relative tolerance for equal rates, which are sent as float32."""
@@ -112,6 +115,31 @@ def leaves_out(loss: torch.Tensor, samples: int) -> bool:
     return False
 
 
+def check_reduction(loss: torch.Tensor, told: str) -> None:
+    """Refuse a loss that is plainly a sum where the settings say that it is a mean, or the other way round."""
+    found = REDUCTIONS.get(getattr(loss.grad_fn, "_saved_reduction", None), told)
+    if found != told:
+        raise InputError(
+            f"the loss has reduction={found!r}, the settings have reduction={told!r}: ranks would be weighted wrongly",
+            hint=f"Settings(reduction={found!r}), which then holds for the whole loss",
+        )
+
+
+def parameters_behind(loss: torch.Tensor, *, but: Set[int]) -> list[nn.Parameter]:
+    """Parameters on which a loss depends, but for those with these identities."""
+    nodes, seen, found = [loss.grad_fn], set(), []
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        nodes += [more for more, _ in node.next_functions]
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, nn.Parameter) and id(leaf) not in but:
+            found.append(leaf)
+    return found
+
+
 def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> float:
     """One number that changes with each rate, momentum, decay: on a scale of logarithms, small ones count as well."""
     numbers = [
@@ -148,7 +176,8 @@ def refuse_apart(rates: Sequence[float], norms: Sequence[float], dtype: torch.dt
         raise InputError(
             f"parameters of ranks {apart} are not those of rank {whole[0]}",
             hint="what changes parameters, or gradients between backward() and update(), must do the same on every "
-            "rank: no `if pace.rank == 0`, no random numbers of the rank's own",
+            "rank: no `if pace.rank == 0`, no random numbers of the rank's own; what else the loop trains belongs into "
+            "the nn.Module that joins",
         )
 
 

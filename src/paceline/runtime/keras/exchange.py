@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from paceline import variables
 from paceline.errors import InputError
+from paceline.runtime.keras.losses import check_reductions
 from paceline.runtime.keras.rows import Picked, Rows
 from paceline.runtime.members.rendezvous import launched_size
 from paceline.runtime.pace import join
@@ -78,7 +79,11 @@ class _ShadowOptimizer(torch.optim.Optimizer):
         self._model, self._shadow = model, shadow
         self.summed: list[Tensor] = []
         """Gradients of the last step."""
-        super().__init__(shadow.parameters(), {})
+        super().__init__(shadow.parameters(), {"lr": 0.0})
+
+    def look(self) -> None:
+        """Take the rate of Keras' optimizer, which ranks compare."""
+        self.param_groups[0]["lr"] = float(keras.ops.convert_to_numpy(self._model.optimizer.learning_rate))
 
     def step(self, closure: Any = None) -> None:
         """Keep the summed gradients."""
@@ -102,8 +107,11 @@ class Exchange:
     """The exchange of one process, for a compiled and built Keras model."""
 
     def __init__(self, model: Any, rows: Rows, *, global_batch: int, settings: Settings | None = None) -> None:
-        _check_losses(model)
-        _check_batchnorm(model, several=launched_size() > 1 or variables.SYNCER in os.environ)
+        several = launched_size() > 1 or variables.SYNCER in os.environ
+        _check_model(model)
+        _check_batchnorm(model, several=several)
+        if several or (settings and settings.chunk):
+            check_reductions(model, "mean" if settings is None else settings.reduction)
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         self.model = model
@@ -139,6 +147,9 @@ class Exchange:
         That is the case if further passes of the rank's share follow, or if the group has changed and the step repeats.
         """
         try:
+            self._optimizer.look()
+            if self.pace._training.looks:
+                self.shadow.look()
             with torch.enable_grad():
                 self.pace.backward(self.shadow(self._indices, gradients))
                 return self._optimizer.summed if self.pace.update() else None
@@ -168,7 +179,7 @@ class Exchange:
             )
 
 
-def _check_losses(model: Any) -> None:
+def _check_model(model: Any) -> None:
     if not getattr(model, "compiled", False) or not model.built:
         raise InputError(
             "the Keras model is not compiled and built", hint="call model.build(...) and model.compile(...)"

@@ -79,11 +79,17 @@ class Join(keras.callbacks.Callback):
             if not self.model.stop_training:  # fit() failed: the other ranks must not wait for this one
                 self._leave()
             raise
+        except BaseException as error:
+            self._leave(error)
+            raise
 
-    def _leave(self) -> None:
+    def _leave(self, error: BaseException | None = None) -> None:
         joined, self._joined = self._joined, False
         if joined:
-            self._batches.leave()
+            if error is None:
+                self._batches.leave()
+            else:
+                self.pace.__exit__(type(error), error, None)
             self._disconnect()
             self.model._initial_epoch = None
 

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from paceline.errors import InputError
+from paceline.runtime.data.alike import check_takes_all, looked_at, sketch_of_arrays
 
 __all__ = ["Picked", "Rows", "array_rows", "kept_rows", "loader_rows"]
 
@@ -31,8 +32,9 @@ class Picked:
 class Rows:
     """A number of samples, and a function that makes a batch of some of them."""
 
-    def __init__(self, count: int, read: Callable[[np.ndarray], Any]) -> None:
-        self._count, self._read = count, read
+    def __init__(self, count: int, read: Callable[[np.ndarray], Any], *, fixed: bool = True) -> None:
+        """`fixed`: whether a sample is the same each time that it is read."""
+        self._count, self._read, self._fixed = count, read, fixed
 
     def __len__(self) -> int:
         return self._count
@@ -40,6 +42,13 @@ class Rows:
     def __getitem__(self, index: int) -> int:
         """The index itself, because `pick` reads all samples of a batch at once."""
         return index
+
+    def sketch(self) -> list[float]:
+        """By which ranks see that they have other samples."""
+        if not self._fixed:
+            return []
+        some = keras.tree.flatten(self._read(np.asarray(looked_at(self._count))))
+        return sketch_of_arrays([part for part in some if isinstance(part, np.ndarray)])
 
     def pick(self, indices: Sequence[int]) -> Picked:
         """A batch of these samples, as tensors of the Keras backend."""
@@ -65,7 +74,12 @@ def loader_rows(loader: Any) -> Rows:
     dataset = loader.dataset
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         return kept_rows(loader)
-    return Rows(len(dataset), lambda indices: tuple(loader.collate_fn([dataset[int(index)] for index in indices])))
+    check_takes_all(loader)
+
+    def read(indices: np.ndarray) -> Any:
+        return tuple(loader.collate_fn([dataset[int(index)] for index in indices]))
+
+    return Rows(len(dataset), read, fixed=False)
 
 
 def kept_rows(batches: Iterable[Any]) -> Rows:
