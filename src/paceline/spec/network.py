@@ -115,7 +115,7 @@ class Network(SpecModel):
 
     @model_validator(mode="after")
     def _check(self) -> Network:
-        """Check that names are unique, that inputs precede their layer, that shapes fit, and that all lead to the end."""
+        """Check that names are unique, inputs precede their layer, shapes fit, and all layers lead to the end."""
         layer_costs(self)
         read = {self.layers[-1].name}
         for layer in reversed(self.layers):
