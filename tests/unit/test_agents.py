@@ -306,6 +306,17 @@ def test_an_agent_writes_nothing_else(agent: Agent, tmp_path: Path, where: str) 
     assert (tmp_path / "outside").read_text() == "private"
 
 
+def test_a_file_that_an_agent_may_read_it_may_not_write(tmp_path: Path) -> None:
+    code = tmp_path / "module.py"
+    code.write_text("code")
+    nowhere: Any = None
+    made = AgentConnection(nowhere, {"host": "h", "address": "a", "pid": 1})
+    made._readable, made._writable = frozenset([str(code)]), frozenset()
+    with pytest.raises(ConnectionError, match="none of its rank's files"):
+        made._take_files([[str(code), 4]], b"mine")
+    assert code.read_text() == "code"
+
+
 def test_an_agent_does_not_write_through_a_link(agent: Agent, tmp_path: Path) -> None:
     Path(agent.request["log"]).symlink_to(tmp_path / "outside")
     agent.give(agent.request["log"], b"mine")

@@ -14,7 +14,7 @@ from paceline.bench import launch
 from paceline.bench.job import CaseLaunch, rank_processes
 from paceline.bench.sites.local import LocalLauncher
 from paceline.bench.sites.site import Process
-from paceline.measurements.run import RunData
+from paceline.measurements.run import Failure, RunData
 from paceline.spec.study import Case, Protocol
 from tests.unit.test_launch_case import case
 from tests.unit.test_store import machine
@@ -131,3 +131,13 @@ def test_what_is_refused_or_not_installed_starts_nothing(launched: Callable[...,
     assert (absent.phase, absent.reason) == ("launch", "crash")
     assert "the made-lost environment is not installed" in absent.message
     assert refused.launches == []
+
+
+def test_a_rank_that_fails_is_no_machine_that_was_too_slow(
+    launched: Callable[..., RunData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Failure(phase="measure", reason="unsustained", message="too slow")
+    monkeypatch.setattr(launch, "unfaithful", lambda reports, *, dilation: slow)
+    failure = launched(Made(events(0), events(1), code=3)).run.failure
+    assert failure is not None
+    assert failure.reason == "crash"
