@@ -29,7 +29,7 @@ from pydantic import ValidationError
 from paceline import variables
 from paceline.errors import StoreError
 from paceline.files import atomic_directory, atomic_write, read_regular, remove_abandoned
-from paceline.measurements.facts import check_facts
+from paceline.measurements.foreign.facts import check_facts
 from paceline.measurements.integrity import (
     NOTES,
     SEALED_SINCE,
