@@ -37,7 +37,7 @@ def refused_above(read: Read, module: Any, name: str, *, holds: int, says: str, 
 
 def test_steps_of_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "train.log"
-    path.write_text(titan(*((0, step, f"00:{step:02d}") for step in range(5)), facts="mfu: 50%"))
+    path.write_text(titan(*((0, step, f"00:{4 * step:02d}") for step in range(5)), facts="mfu: 50%"))
     refused_above(
         lambda: logs.read_log(path), logs, "MOST_STEPS", holds=5, says="more than 4 steps", monkeypatch=monkeypatch
     )
