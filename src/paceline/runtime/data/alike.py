@@ -25,13 +25,13 @@ def sketch_of(dataset: Any) -> list[float]:
 
     Only of what gives the same sample each time: a dataset of the user's own may change them at random.
     """
-    if hasattr(dataset, "sketch"):
-        return list(dataset.sketch())
+    if hasattr(dataset, "sample_sketch"):
+        return list(dataset.sample_sketch())
     if type(dataset) is Subset:
         return [*(float(dataset.indices[number]) for number in looked_at(len(dataset))), *sketch_of(dataset.dataset)]
     if type(dataset) is TensorDataset:
         rows = looked_at(len(dataset))
-        parts = [tensor[rows].detach().cpu() for tensor in dataset.tensors]
+        parts = [tensor[rows].detach().cpu() for tensor in dataset.tensors if not tensor.is_sparse]
         return sketch_of_arrays([part.double().numpy() for part in parts if not part.is_complex()])
     return []
 

@@ -43,7 +43,7 @@ class Rows:
         """The index itself, because `pick` reads all samples of a batch at once."""
         return index
 
-    def sketch(self) -> list[float]:
+    def sample_sketch(self) -> list[float]:
         """By which ranks see that they have other samples."""
         if not self._fixed:
             return []
