@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.catalog import Policy, framework, resolve
+from paceline.catalog.clusters import parse_hosts_expression
 from paceline.catalog.devices import device_by_alias
 from paceline.errors import InputError
 from paceline.model.calibration import CATALOG_ONLY, Calibration
@@ -280,4 +281,17 @@ def basis_of(question: Question, calibration: Calibration, works: Sequence[StepW
     fused = f"buckets of {BYTES.format(policy.bucket)}" if policy.bucket else usual
     rule = f"{framework(question.framework)} {policy.version}: {policy.aggregation}, {fused}, {overlap}"
     batch = f"batch {question.batch} per device: assumed, as none was given (--batch)"
-    return (*sorted({work.basis for work in works}), rule, calibration.source, *[batch] * question.assumed)
+    links = _assumed_links(question)
+    return (*sorted({work.basis for work in works}), rule, calibration.source, *links, *[batch] * question.assumed)
+
+
+def _assumed_links(question: Question) -> list[str]:
+    """What a cluster that is written as its devices does not state: the link inside a host, the ports of a host."""
+    host, several = question.cluster.hosts[0], len(question.cluster.hosts) > 1
+    written = parse_hosts_expression(question.cluster.name)
+    if written is None or written.count * written.hosts == 1:
+        return []
+    inside = [f"{host.inside.name} inside a host"] if written.count > 1 else []
+    between = [f"{host.nics} port{'s' * (host.nics > 1)} of {host.link.name} for each host"] if several else []
+    how = f'; "over {2 * host.nics}x {host.link.name}" states others' if several else ""
+    return [f"assumed links: {', '.join([*inside, *between])}{how}"]

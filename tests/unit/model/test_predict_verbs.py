@@ -320,3 +320,18 @@ def test_a_change_that_changes_little_is_said_to(paceline):
 def test_a_bucket_of_gigabytes_is_written_so(paceline):
     asked = ("--network", "bert-large", "--cluster", "2x v100", "--batch", "8", "--framework", "deepspeed")
     assert "buckets of 1.86 GiB" in paceline("predict", *asked)
+
+
+def test_links_that_a_text_does_not_state_are_named_as_assumed(paceline):
+    asked = ("predict", "--network", "lenet", "--batch", "64", "--devices", "16", "--cluster")
+    said = paceline(*asked, "8x h100 over ndr x 2")
+    assert (
+        'assumed links: nvlink4 inside a host, 1 port of infiniband-ndr for each host; "over 2x infiniband-ndr"' in said
+    )
+    assert "8 ports of infiniband-ndr for each host" in paceline(*asked, "8x h100 over 8x ndr x 2")
+    assert "assumed links" not in paceline(*asked, "p4d.24xlarge x 2")
+
+
+def test_a_simulation_says_how_slow_stragglers_are(paceline):
+    asked = ("simulate", "--network", "lenet", "--cluster", "dgx-1", "--devices", "8", "--batch", "64", "--steps", "50")
+    assert "stragglers: 0.02 of a device's steps compute 5 times as long" in paceline(*asked, "--straggle", "0.02")
