@@ -41,22 +41,10 @@ from paceline.spec.network import Network
 from paceline.spec.strategy import Strategy
 
 __all__ = [
-    "Question",
-    "check_question",
-    "check_workload",
-    "cores_words",
-    "device_key",
-    "largest_batches",
-    "memory_bytes",
-    "memory_use",
-    "precision_of",
-    "question_of_run",
-    "ranks_of",
-    "ranks_with",
-    "shared_works",
-    "with_default_batch",
-    "works_of",
-]
+    "Question", "check_question", "check_workload", "cores_words", "device_key",
+    "largest_batches", "memory_bytes", "memory_use", "precision_of", "question_of_run",
+    "ranks_of", "ranks_with", "shared_works", "with_default_batch", "works_of",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
