@@ -79,8 +79,6 @@ def predict(
     devices  step  samples/s  90 %  efficiency  dominant
           1  ...
           8  ...
-    >>> answer.to_pandas()[["devices", "samples_per_s"]].shape
-    (2, 2)
     """
     from paceline.catalog.clusters import default_counts
     from paceline.model.changes import changed

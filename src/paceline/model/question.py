@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -34,6 +33,7 @@ from paceline.model.compute import (
     roofline_work,
     work_of_profile,
 )
+from paceline.model.disturbed import input_seconds, straggle_of
 from paceline.model.prediction import doublings
 from paceline.model.step import Ranks
 from paceline.spec.cluster import Cluster, Device, Emulation, Placed, place
@@ -41,25 +41,10 @@ from paceline.spec.network import Network
 from paceline.spec.strategy import Strategy
 
 __all__ = [
-    "Question",
-    "check_question",
-    "check_workload",
-    "cores_words",
-    "device_key",
-    "largest_batches",
-    "memory_bytes",
-    "memory_use",
-    "precision_of",
-    "question_of_run",
-    "ranks_of",
-    "ranks_with",
-    "shared_works",
-    "with_default_batch",
-    "works_of",
-]
-
-FILE_BYTES = 110e3
-"""Bytes of one stored training image; the mean of ImageNet's JPEG files."""
+    "Question", "check_question", "check_workload", "cores_words", "device_key",
+    "largest_batches", "memory_bytes", "memory_use", "precision_of", "question_of_run",
+    "ranks_of", "ranks_with", "shared_works", "with_default_batch", "works_of",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -214,8 +199,8 @@ def with_default_batch(question: Question) -> Question:
 
 def memory_bytes(question: Question, device: Device, samples: int) -> float | None:
     """Bytes that a pass of these samples takes on a device; None where the layers are not known."""
-    network = question.network
-    return None if network is None else memory_of(network, samples, **_memory_of(question, device)).total
+    known = question.network
+    return None if known is None else memory_of(known, samples, **_memory_of(question, device)).total
 
 
 def memory_use(question: Question, ranks: int) -> list[dict[str, Any]]:
@@ -336,9 +321,11 @@ def ranks_with(
         fabric=fabric,
         batch=question.batch,
         memory_per_byte=max((1 / rate for rate in rates if rate), default=0.0),
-        input_s=_input_seconds(question, placed, works),
+        input_s=input_seconds(
+            question.input, question.network, question.cluster, batch=question.batch, placed=placed, works=works
+        ),
         accumulate=question.strategy.accumulate,
-        straggle=_straggle(placed),
+        straggle=straggle_of(placed),
         cores=use[2] if use and fabric.hosts == 1 else None,
         threads=use[1] if use else 1,
         shared_spread=spread,
@@ -406,35 +393,3 @@ def _shared(
         before=work.before * factor,
     )  # fmt: skip
     return changed, float(np.hypot(spread if (ranks, threads) != (work.crowd, before) else 0.0, unsure))
-
-
-def _straggle(placed: Sequence[Placed]) -> tuple[float, float]:
-    """Probability that some emulated device slows a step down, and by which factor."""
-    emulations = [rank.device.emulation for rank in placed if rank.device.emulation is not None]
-    missed = math.prod(1 - emulation.straggle for emulation in emulations)
-    slow = [emulation.straggle_factor for emulation in emulations if emulation.straggle]
-    return 1 - missed, max(slow, default=1.0)
-
-
-def _input_seconds(question: Question, placed: Sequence[Placed], works: Sequence[StepWork]) -> tuple[float, float]:
-    """io and h2d of the slowest host: its devices share the disk."""
-    measured = max(work.io for work in works), max(work.h2d for work in works)
-    if question.input == "resident" or question.network is None:
-        return measured if question.input != "resident" else (0.0, 0.0)
-    h2d = io = 0.0
-    for index in {rank.host for rank in placed}:
-        host, local = question.cluster.hosts[index], sum(rank.host == index for rank in placed)
-        h2d = max(h2d, _input_bytes(question.network, question.batch) / host.inside.bandwidth)
-        if question.input == "files":
-            if host.disk is None:
-                raise Unsupported(
-                    f"input from files needs the rate of {host.name!r}'s disk", hint="set `disk` in the cluster file"
-                )
-            io = max(io, FILE_BYTES * question.batch * local / host.disk)
-    return io, h2d
-
-
-def _input_bytes(network: Network, batch: int) -> float:
-    """Bytes of one batch as the device reads it: float32 pixels or 64-bit tokens."""
-    width = 4.0 if network.input.kind == "image" else 8.0
-    return float(np.prod(network.input.shape)) * batch * width
