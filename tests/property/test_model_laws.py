@@ -137,7 +137,7 @@ def test_step_time_of_a_measured_curve_never_decreases_with_devices(seed, local,
     seconds = curve.seconds(u, hosts * local, hosts, overlap)
     assert np.all(np.diff(seconds) >= -1e-12)
     assert sum(curve.terms(u, hosts * local, hosts, overlap).values()) == pytest.approx(seconds)
-    logs, slope = curve.log_seconds_and_slope(u, hosts * local, hosts, overlap)
+    logs, slope = curve.log_seconds_and_slope(u, curve.Places.of(hosts * local, hosts), overlap)
     assert logs == pytest.approx(np.log(seconds))
     for place, little in enumerate(1e-5 * np.eye(curve.NUM_PARAMETERS)):
         ends = [np.log(curve.seconds(u + sign * little, hosts * local, hosts, overlap)) for sign in (1, -1)]

@@ -61,9 +61,8 @@ def command(
     check_plot(plot)
     plan = api.plan(
         network, cluster=cluster, global_batch=global_batch, framework=framework, profile=profile,
-        calibration=calibration, measured=measured, precision=precision,
-        changes=requested_changes(changes, precision=precision), samples=samples, tokens=tokens,
-        epochs=epochs, price=price,
+        calibration=calibration, measured=measured, precision=precision, samples=samples, tokens=tokens, epochs=epochs,
+        price=price, changes=requested_changes(changes, precision=precision),
     ).plan  # fmt: skip
     if output is not None:
         write_plan(plan, output)

@@ -76,9 +76,7 @@ def command(devices: str | None, changes: tuple[str, ...], calibration: Path | N
         restart=seconds_of(restart, "--restart"), checkpoint_every=checkpoint_every, jobs=jobs, seed=seed,
     )  # fmt: skip
     runs = [simulate_question(question, count, trouble, calibration=known) for count in counts]
-    how = {"precision": precision_of(question), "exchange": exchange_of(question, counts, known)}
-    if straggle:
-        how["stragglers"] = f"{straggle:.3g} of a device's steps compute {straggle_factor:g} times as long"
+    how = {"precision": precision_of(question), "exchange": exchange_of(question, counts, known), **trouble.words()}
     if plot is not None:
         write_simulated(plot, runs, question.label)
     if as_json:

@@ -266,7 +266,7 @@ def test_the_command_takes_a_profile_a_calibration_and_points(paceline: Command,
 
 
 def test_wrong_names_are_one_clear_error(paceline: Command) -> None:
-    error = paceline("plan", "--network", "resnet50", "--cluster", "mixedlab", "--global-batch", "64", code=2)
+    error = paceline("plan", "--network", "resnet50", "--cluster", "mixd-lab", "--global-batch", "64", code=2)
     assert "did you mean 'mixed-lab'" in error
     error = paceline("train", "nothing.py", code=2)
     assert "is not a file" in error

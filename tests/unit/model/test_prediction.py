@@ -69,14 +69,14 @@ OLD = {"aggregation": "allreduce", "fusion": "tensor", "overlap": False, "input_
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({}, "the same policy: nothing differs but the name"),
+        ({}, "no term of the step changes by 1 %"),
         ({"aggregation": "parameter_server"}, "sends gradients to parameter servers and fetches weights from them"),
         ({"overlap": True}, "exchanges while backward still runs"),
         ({"input_overlap": False}, "reads input between steps"),
         ({"fusion": "all"}, "everything at once instead of one exchange per tensor"),
         ({"fusion": "bytes", "bucket": 2.0**20}, "buckets of 1.00 MiB instead of one exchange per tensor"),
         ({"order": "priority"}, "sends gradients of the first layers first, so that the next forward can begin"),
-        ({"order": "ready"}, "the same policy: nothing differs but the name"),
+        ({"order": "ready"}, "no term of the step changes by 1 %"),
         ({"synchrony": "asynchronous"}, "ranks do not wait for each other"),
         ({"compression": "1bit"}, "compression 1bit"),
     ],

@@ -45,6 +45,11 @@ class Disturbance:
     """Equal jobs whose exchanges share the links, this one included."""
     seed: int = 0
 
+    def words(self) -> dict[str, str]:
+        """What slows steps, in words, by its name; empty without stragglers."""
+        said = f"{self.straggle:.3g} of a device's steps compute {self.straggle_factor:g} times as long"
+        return {"stragglers": said} if self.straggle else {}
+
 
 @dataclass(frozen=True)
 class Simulated:
