@@ -65,7 +65,7 @@ def main() -> int:
     figures, turns = [], {}
     for place, name in enumerate(SITUATIONS):
         mine = [task for task in tasks if task.forecast.doubt.situation == place]
-        if place != BATCH:
+        if mine and place != BATCH:
             shipped, blind, chosen = judge(mine)
             figures += [Figure(f"{name}: mean error, shipped weights", 100 * shipped, "%"),
                         Figure(f"{name}: mean error, chosen by other campaigns", 100 * blind, "%")]  # fmt: skip
