@@ -59,18 +59,20 @@ def predict(
     tokens: int | None = None,
     epochs: float = 1.0,
     price: str | None = None,
+    global_batch: int | None = None,
 ) -> PredictionTable:
     """Predict step time and throughput, with intervals, on each number of devices.
 
     Either `network` (a catalog name, a .toml file or a `Network`) or `profile` defines the work of a device. `batch` is
     the number of samples per device and step. The default is the batch of the profile, or for a network 64 images or
-    8,192 tokens (fewer if memory is too small); label and basis state an assumed batch. Several frameworks give one
-    curve each. A catalog cluster of one host is repeated if `devices` exceeds its size. Without `devices` the
-    prediction covers 1, 2, 4 and 8 devices, up to the size of the cluster. `threads` is the number of threads of each
-    rank on a CPU; by default ranks divide the cores of their host evenly. `precision` is float32, tf32, float16,
-    bfloat16 or amp; the default is that of the framework on the device. `changes` has the format of `paceline whatif
-    --set`, such as `{"link.bandwidth": "100Gb/s"}`. With `samples` (or `tokens`) per epoch and `epochs` the result
-    includes time, cost and energy of a run; `price` is the price of one device per hour, such as "2.50 EUR/h".
+    8,192 tokens (fewer if memory is too small); label and basis state an assumed batch. `global_batch`, in its place,
+    is that of all devices. Several frameworks give one curve each. A catalog cluster of one host is repeated if
+    `devices` exceeds its size. Without `devices` the prediction covers 1, 2, 4 and 8 devices, up to the size of the
+    cluster. `threads` is the number of threads of each rank on a CPU; by default ranks divide the cores of their host
+    evenly. `precision` is float32, tf32, float16, bfloat16 or amp; the default is that of the framework on the device.
+    `changes` has the format of `paceline whatif --set`, such as `{"link.bandwidth": "100Gb/s"}`. With `samples` (or
+    `tokens`) per epoch and `epochs` the result includes time, cost and energy of a run; `price` is the price of one
+    device per hour, such as "2.50 EUR/h".
 
     >>> import paceline
     >>> answer = paceline.predict(network="resnet50", cluster="dgx-1", batch=64, devices=[1, 8])
@@ -84,6 +86,7 @@ def predict(
     from paceline.model.changes import changed
     from paceline.model.everyday import everyday_curve, job_of
     from paceline.model.scaling import predict_curve
+    from paceline.model.shares import with_global_batch
     from paceline.report.frames import PredictionTable
 
     names = [framework] if isinstance(framework, str) else list(framework)
@@ -95,12 +98,10 @@ def predict(
     asked = [question_about(network, profile, cluster, batch, framework=name, **given) for name in names]
     if asked[0].assumed:
         asked = [replace(one, batch=min(each.batch for each in asked)) for one in asked]
-    questions, job = (
-        [changed(question, dict(changes or {})) for question in asked],
-        job_of(samples, epochs, price, tokens),
-    )
-    curves = [predict_curve(one, counts, calibration=known, knee_gain=knee) for one in questions]
-    return PredictionTable(tuple(everyday_curve(*pair, job) for pair in zip(curves, questions, strict=True)))
+    asked = [with_global_batch(changed(question, dict(changes or {})), global_batch, batch) for question in asked]
+    job = job_of(samples, epochs, price, tokens)
+    curves = [predict_curve(one, counts, calibration=known, knee_gain=knee) for one in asked]
+    return PredictionTable(tuple(everyday_curve(*pair, job) for pair in zip(curves, asked, strict=True)))
 
 
 def question_about(
@@ -183,10 +184,7 @@ def _with_rates(cluster: Cluster) -> Cluster:
     """The cluster with the rates of this machine's processor where it names `host-cpu`, measured in a second."""
     from paceline.bench.machine import with_rates
 
-    hosts = tuple(
-        host.model_copy(update={"devices": tuple(with_rates(device) for device in host.devices)})
-        for host in cluster.hosts
-    )
+    hosts = tuple(h.model_copy(update={"devices": tuple(map(with_rates, h.devices))}) for h in cluster.hosts)
     return cluster.model_copy(update={"hosts": hosts})
 
 

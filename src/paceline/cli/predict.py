@@ -58,6 +58,7 @@ def command(
       paceline predict --from my-run --cluster dgx-a100 --devices 1,8
       paceline predict --network gpt2 --cluster "p4d.24xlarge x 4" --batch 16 --precision amp --devices 8,32 \\
         --samples 9000000 --epochs 3
+      paceline predict --network resnet50 --cluster dgx-a100 --global-batch 512 --devices 2,4,8
       paceline predict --measured points.csv --at 32,64 --json
       paceline predict --measured points.csv --at 32 --global-batch 512
       paceline predict --measured points.csv --at 64 --network resnet50 --fact link=25gbe --fact devices_per_host=4
@@ -72,6 +73,7 @@ def command(
             devices=requested_counts(points["at"] or devices, asked["cluster"]),
             calibration=calibration, knee=knee, samples=samples, tokens=tokens, epochs=epochs, price=price,
             changes=requested_changes(changes, batch=asked["batch"], precision=asked["precision"]),
+            global_batch=points["global_batch"],
         )  # fmt: skip
     else:
         names = [curve.label for curve in answer.curves]

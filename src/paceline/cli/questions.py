@@ -148,7 +148,7 @@ _each_points_option = options(
     click.option("--fact", "facts", multiple=True, metavar="COLUMN=VALUE",
                  help="With --measured: a column that the file does not have, such as link=25gbe; may be repeated."),
     click.option("--at", help="With --measured: numbers of devices to predict."),
-    click.option("--global-batch", type=COUNT, help="With --measured: samples per step of all devices."),
+    click.option("--global-batch", type=COUNT, help="Samples per step of all devices, in place of --batch."),
     click.option("--force", is_flag=True, help="With --measured: also predict beyond the supported distance."),
 )  # fmt: skip
 _POINTS = ("measured", "facts", "at", "global_batch", "force")
@@ -170,10 +170,8 @@ def extrapolated(
 ) -> PredictionTable | None:  # fmt: skip
     """The prediction from a points file; none if there is no file."""
     if measured is None:
-        if global_batch is not None or force or facts:
-            raise InputError(
-                "--global-batch, --fact and --force belong to --measured", hint="--batch: samples per device and step"
-            )
+        if force or facts:
+            raise InputError("--fact and --force belong to --measured", hint="--set changes a cluster")
         return None
     counts = counts_of(at or devices or USUAL, "--at")
     said = _facts_of(asked, facts)

@@ -65,6 +65,8 @@ class Question:
     the profile had."""
     assumed: bool = False
     """Whether the batch is the assumed default."""
+    global_batch: int | None = None
+    """Samples per step of all devices, if these are fixed; `batch` is then that of the devices that are looked at."""
 
     @property
     def subject(self) -> str:
@@ -74,7 +76,8 @@ class Question:
     @property
     def label(self) -> str:
         """A short name for people."""
-        batch = f"batch {self.batch}{' (assumed)' * self.assumed} per device"
+        each = f"batch {self.batch}{' (assumed)' * self.assumed} per device"
+        batch = each if self.global_batch is None else f"global batch {self.global_batch}"
         return f"{self.subject}, {catalog.framework(self.framework)}, {batch}, cluster {self.cluster.name}"
 
 

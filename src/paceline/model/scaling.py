@@ -24,13 +24,13 @@ from paceline.model.measured.points import Series
 from paceline.model.prediction import Curve, Prediction, doublings, estimate, knee_of
 from paceline.model.question import (
     Question,
-    check_question,
     cores_words,
     memory_use,
     precision_of,
     ranks_of,
     works_of,
 )
+from paceline.model.shares import check_shares, question_on, share_notes
 from paceline.model.step import NOMINAL, Factors, Ranks, exchange_algorithms, fusion_choices, step_terms
 from paceline.model.sweep import seconds_at
 from paceline.spec.cluster import place
@@ -86,11 +86,14 @@ def predict_curve(
 ) -> Curve:
     """Predictions for each number of devices, smallest first."""
     counts = tuple(sorted(set(devices)))
-    check_question(question, counts)
+    check_shares(question, counts)
     policy, works = resolve(question.framework, question.strategy), works_of(question)
-    doubled = doublings(1, question.cluster.num_devices)
-    ranks = {count: ranks_of(question, count, calibration, works) for count in {1, *counts, *doubled}}
-    largest, every = ranks[counts[-1]], tuple(work(question.batch) for work in works.values())
+    doubled = doublings(1, min(question.cluster.num_devices, question.global_batch or question.cluster.num_devices))
+    ranks = {
+        count: ranks_of(question_on(question, count), count, calibration, works) for count in {1, *counts, *doubled}
+    }
+    largest = ranks[counts[-1]]
+    every = tuple(work(largest.batch) for work in works.values())
     spreads = spreads_of(every, counts[-1], calibration)
     factors = draw_factors(spreads, seed)
     steps = {count: step_terms(ranks[count], policy, calibration, factors) for count in {1, *counts}}
@@ -103,10 +106,17 @@ def predict_curve(
         knee_gain=knee_gain,
         advice=_advice(question, largest, policy, calibration=calibration, spreads=spreads, seed=seed),
         basis=basis_of(question, calibration, every),
-        notes=tuple(dict.fromkeys(words for count in counts if (words := cores_words(question, count)))),
+        notes=tuple(
+            dict.fromkeys(
+                [
+                    *(words for count in counts if (words := cores_words(question, count))),
+                    *share_notes(question, counts),
+                ]
+            )
+        ),
         detail={
             "precision": precision_of(question),
-            "memory": memory_use(question, counts[0]),
+            "memory": memory_use(question_on(question, counts[0]), counts[0]),
             "exchange": exchange_words({count: ranks[count] for count in counts}, policy, calibration),
             "policy": policy.model_dump(mode="json", exclude_none=True),
             "fusion": {name: {"exchanges": count, "exposed_s": seconds} for name, (count, seconds) in fusion.items()},
@@ -221,26 +231,28 @@ def _points_of(question: Question, series: Sequence[Series]) -> list[tuple[int, 
 def _prediction(question: Question, count: int, steps: dict[int, dict[str, Floats]]) -> Prediction:
     step = sum(steps[count].values(), np.zeros(NUM_DRAWS))
     single = sum(steps[1].values(), np.zeros(NUM_DRAWS))
-    samples = question.batch * question.strategy.accumulate * count
+    batch = question_on(question, count).batch
+    samples = question.global_batch or batch * question.strategy.accumulate * count
+    times = 1 if question.global_batch else count  # as many samples as one device would have trained
     placed = place(question.cluster, count)
     prices = [rank.device.price for rank in placed]
     hourly = sum(price for price in prices if price) if all(price is not None for price in prices) else None
     return Prediction(
         devices=count,
-        batch_per_device=question.batch,
+        batch_per_device=batch,
         step_s=estimate(float(step[0]), step),
         samples_per_s=estimate(samples / float(step[0]), samples / step),
-        efficiency=float(single[0] / step[0]),
-        speed_up=estimate(count * float(single[0] / step[0]), count * single / step),
+        efficiency=times / count * float(single[0] / step[0]),
+        speed_up=estimate(times * float(single[0] / step[0]), times * single / step),
         terms={name: float(values[0]) for name, values in steps[count].items()},
         cost=None if hourly is None else hourly / 3600 * float(step[0]) / samples * 1e6,
     )
 
 
 def _nominal_rate(ranks: Ranks, policy: Policy, calibration: Calibration) -> float:
-    """Steps of all ranks per second, as every rank has the same samples."""
+    """Samples per second of all ranks."""
     terms = step_terms(ranks, policy, calibration, NOMINAL)
-    return sum(ranks.counts) / sum(float(values[0]) for values in terms.values())
+    return ranks.batch * sum(ranks.counts) / sum(float(values[0]) for values in terms.values())
 
 
 def _advice(

@@ -248,8 +248,8 @@ def test_a_transformer_is_predicted_or_does_not_fit(paceline):
     ("options", "message"),
     [
         (("--framework", ","), "no framework given"),
-        (("--global-batch", "512"), "--global-batch, --fact and --force belong to --measured"),
-        (("--force",), "--global-batch, --fact and --force belong to --measured"),
+        (("--global-batch", "512"), "batch 8 per device and global batch 512: expected one of them"),
+        (("--force",), "--fact and --force belong to --measured"),
     ],
 )
 def test_options_that_would_be_ignored_are_refused(paceline, options, message):
