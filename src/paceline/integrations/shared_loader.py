@@ -11,6 +11,7 @@ from paceline.runtime.data.alike import check_takes_all
 from paceline.runtime.epochs import EpochBatches
 from paceline.runtime.members.rendezvous import launched_size
 from paceline.runtime.pace import Pace, join
+from paceline.runtime.samples import Position
 from paceline.runtime.settings import Settings
 
 __all__ = ["SharedLoader"]
@@ -45,14 +46,20 @@ class SharedLoader:
         self.pace: Pace
         self._batches: EpochBatches
 
-    def begin(self, model: Any, optimizers: Sequence[Any], also: Sequence[Any], *, epochs: int) -> Pace:
-        """Train together with all ranks that were launched."""
+    def begin(
+        self, model: Any, optimizers: Sequence[Any], also: Sequence[Any], *, epochs: int, done: tuple[int, int] = (0, 0)
+    ) -> Pace:
+        """Train together with all ranks that were launched; `done` are epochs and further steps of an earlier job."""
 
         def collate(samples: Sequence[Any]) -> _Whole:
             return _Whole(self._loader.collate_fn(list(samples)))
 
         settings = replace(self._settings, collate=collate, also=(*self._settings.also, *also))
         self.pace = join(model, optimizers, self._loader.dataset, global_batch=self.global_batch, settings=settings)
+        if any(done):
+            epoch, steps = done
+            step, cursor = epoch * len(self) + steps, steps * self.global_batch
+            self.pace._training.position = Position(step=step, epoch=epoch, cursor=cursor)
         self.pace.__enter__()
         self._batches = EpochBatches(self.pace, self.pace.batches(epochs=epochs), epochs=epochs)
         return self.pace

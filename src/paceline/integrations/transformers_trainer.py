@@ -11,13 +11,14 @@ importing this module renames the launcher's variables to names that only Paceli
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from transformers import Trainer
+from transformers import Trainer, trainer
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -38,6 +39,17 @@ for _name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
 
 WRITTEN = 120.0
 """Seconds that ranks wait for the first one to write the best model."""
+
+
+_skip_first_batches = trainer.skip_first_batches
+
+
+def _unless_shared(loader: Any, count: int) -> Any:
+    """Batches after the first ones; a resumed job already begins behind those of its checkpoint."""
+    return loader if isinstance(loader, SharedLoader) else _skip_first_batches(loader, count)
+
+
+trainer.skip_first_batches = _unless_shared  # transformers asks for the samplers of what it skips
 
 
 def _reading(args: Any) -> Any:
@@ -101,9 +113,10 @@ class PacelineTrainer(Trainer):
 
     def _run_epoch(self, *rest: Any, **options: Any) -> Any:
         """Join before the first epoch, when the optimizer exists; a late joiner skips completed epochs."""
+        given = inspect.signature(Trainer._run_epoch).bind(self, *rest, **options).arguments
+        epoch: int = given["epoch"]
         if not hasattr(self, "pace"):
-            self._begin()
-        epoch = options["epoch"] if "epoch" in options else rest[1]
+            self._begin((epoch, given.get("steps_trained_in_current_epoch", 0)))
         return None if epoch < self.pace.position.epoch else super()._run_epoch(*rest, **options)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
@@ -130,11 +143,13 @@ class PacelineTrainer(Trainer):
         self._shared.leave()
         return result
 
-    def _begin(self) -> None:
+    def _begin(self, done: tuple[int, int]) -> None:
         """The optimizer's step is the common step, and the backward pass ends with the exchange."""
         accelerated = self.optimizer
         epochs = sys.maxsize if self.args.max_steps > 0 else int(-(-self.args.num_train_epochs // 1))
-        self.pace = self._shared.begin(self.model, [accelerated.optimizer], [self.lr_scheduler], epochs=epochs)
+        self.pace = self._shared.begin(
+            self.model, [accelerated.optimizer], [self.lr_scheduler], epochs=epochs, done=done
+        )
         scaler = self.accelerator.scaler
 
         def backward(loss: Any, **options: Any) -> None:

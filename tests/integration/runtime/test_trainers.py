@@ -61,3 +61,11 @@ def test_the_other_goes_on_without_a_killed_rank(trainer: str, tmp_path: Path) -
     (left,) = train(tmp_path, trainer, 4)
     assert np.allclose(left["values"], left["alone"], atol=2e-6), "the step that broke was done with all samples"
     assert (left["steps"], left["ranks"]) == (9, 1)
+
+
+def test_transformers_resume_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    train(tmp_path, "transformers", None)
+    first, second = train(tmp_path, "transformers", None)
+    assert (first["trained"], first["steps"]) == (5, 9), "the checkpoint was written after four steps"
+    assert first["values"] == second["values"]
+    assert np.allclose(first["values"], first["alone"], atol=2e-6), "no sample came twice, and none was left out"

@@ -91,8 +91,8 @@ def by_transformers(model: Net, killed: int | None, folder: str) -> Any:
             leave_at(killed, state.global_step)
 
     args = TrainingArguments(
-        folder, num_train_epochs=EPOCHS, max_grad_norm=1.0, use_cpu=True, report_to=[], save_strategy="epoch",
-        disable_tqdm=True, learning_rate=0.1, remove_unused_columns=False, dataloader_pin_memory=False,
+        folder, num_train_epochs=EPOCHS, max_grad_norm=1.0, use_cpu=True, report_to=[], save_strategy="steps",
+        save_steps=4, disable_tqdm=True, learning_rate=0.1, remove_unused_columns=False, dataloader_pin_memory=False,
     )  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 ** (step // STEPS))
@@ -100,7 +100,8 @@ def by_transformers(model: Net, killed: int | None, folder: str) -> Any:
         model, args, train_dataset=samples(), optimizers=(optimizer, rates), callbacks=[Kill()],
         global_batch=GLOBAL_BATCH,
     )  # fmt: skip
-    trainer.train()
+    saved = Path(folder) / "checkpoint-4"  # of an earlier job, in the middle of its second epoch
+    trainer.train(resume_from_checkpoint=str(saved) if saved.exists() else None)
     return trainer.pace
 
 
@@ -141,6 +142,7 @@ def main() -> None:
         "values": torch.cat([one.detach().flatten() for one in model.parameters()]).tolist(),
         "alone": torch.cat([one.detach().flatten() for one in alone.parameters()]).tolist(),
         "steps": pace.position.step,
+        "trained": len(pace.records),
         "ranks": pace.size,
     }
     path.write_text(json.dumps(found))
