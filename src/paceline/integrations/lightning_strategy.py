@@ -83,7 +83,8 @@ class PacelineStrategy(SingleDeviceStrategy):
         trainer = self._trainer
         also = [config.scheduler for config in self.lr_scheduler_configs]
         epochs = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else sys.maxsize
-        self.pace = self._shared.begin(self.lightning_module, self.optimizers, also, epochs=epochs)
+        done = divmod(trainer.global_step, len(self._shared))  # of a checkpoint
+        self.pace = self._shared.begin(self.lightning_module, self.optimizers, also, epochs=epochs, done=done)
         # A late joiner starts in the current epoch of the other ranks.
         progress = trainer.fit_loop.epoch_progress.current
         progress.processed = progress.completed = max(progress.processed, self.pace.position.epoch)
