@@ -83,11 +83,11 @@ def test_phases_that_do_not_close_are_measured_again_and_then_marked(
 @pytest.mark.usefixtures("pytorch")
 def test_every_rank_and_step_is_kept(paceline: Command, study_file: Callable[[str], Path]) -> None:
     paceline("run", str(study_file(STUDY.format(more=""))))
-    question = (
-        "SELECT rank, count(*) AS n FROM steps JOIN runs ON run = id WHERE pass_name = 'clean' AND NOT steps.warmup"
-    )
-    rows = paceline.json("query", f"{question} AND ranks = 2 GROUP BY rank ORDER BY rank")["rows"]
-    assert rows == [{"rank": 0, "n": 20}, {"rank": 1, "n": 20}]
+    counted = "pass_name = 'clean' AND NOT steps.warmup AND ranks = 2 GROUP BY run, rank ORDER BY run, rank"
+    question = f"SELECT run, rank, count(*) AS n FROM steps JOIN runs ON run = id WHERE {counted}"
+    rows = paceline.json("query", question)["rows"]
+    assert len(rows) >= 4, "two launches of two ranks; one whose phases do not add up is launched again"
+    assert [(row["rank"], row["n"]) for row in rows] == [(0, 10), (1, 10)] * (len(rows) // 2)
     spans = paceline.json("query", "SELECT DISTINCT phase, name FROM spans WHERE phase = 'backward'")["rows"]
     assert len(spans) == 8
 

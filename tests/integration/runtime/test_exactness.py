@@ -71,7 +71,7 @@ def test_groups_that_all_exchange_after_every_step_equal_one_process(ranks: Star
 @pytest.fixture(scope="module")
 def unequal(torch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, Any]]]:
     """What two ranks saw that trained four epochs, one three times as fast as the other."""
-    options = {"epochs": 4, "samples": 100, "batch": 32, "speeds": [3.0, 1.0]}
+    options = {"epochs": 4, "samples": 100, "batch": 32, "speeds": [3.0, 1.0], "per_sample": 0.003}
     job = Ranks(torch_python, tmp_path_factory.mktemp("unequal"), "epochs", options, 2, {})
     try:
         yield job.wait()
