@@ -85,8 +85,7 @@ def predict(
     from paceline.catalog.clusters import default_counts
     from paceline.model.changes import changed
     from paceline.model.everyday import everyday_curve, job_of
-    from paceline.model.scaling import predict_curve
-    from paceline.model.shares import with_global_batch
+    from paceline.model.scaling import predict_curve, with_global_batch
     from paceline.report.frames import PredictionTable
 
     names = [framework] if isinstance(framework, str) else list(framework)

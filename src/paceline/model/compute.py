@@ -1,9 +1,9 @@
-"""A device's step at any batch: per-gradient times from layer times, and their sources."""
+"""A device's step at any batch: per-gradient times from layer times, and their sources; input; stragglers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,7 +17,7 @@ from paceline.cost.precision import numerics_on
 from paceline.cost.roofline import LayerTimes, device_times, measured_times, profiled_times, update_seconds
 from paceline.errors import Unsupported
 from paceline.measurements.profile import Profile
-from paceline.spec.cluster import Device, LayerClass
+from paceline.spec.cluster import Cluster, Device, LayerClass, Placed
 from paceline.spec.network import Network
 
 __all__ = [
@@ -27,11 +27,13 @@ __all__ = [
     "counted_on",
     "counted_work",
     "in_chunks",
+    "input_seconds",
     "moved_by_rooflines",
     "outlined_work",
     "profiled_device",
     "roofline",
     "roofline_work",
+    "straggle_of",
     "work_of_profile",
 ]
 
@@ -50,6 +52,9 @@ MOVED_SPREAD = 0.2
 """Relative standard deviation of a profile scaled to another device of its kind."""
 MOVED_FAR_SPREAD = 0.4
 """Relative standard deviation of a profile scaled from a CPU to a GPU, whose efficiencies are hardly related."""
+
+FILE_BYTES = 110e3
+"""Bytes of one stored training image; the mean of ImageNet's JPEG files."""
 
 
 @dataclass(frozen=True)
@@ -300,3 +305,38 @@ def in_chunks(work: WorkAt, samples: int, largest: int | None) -> StepWork:
         return work(samples)
     chunks = -(-samples // largest)
     return replace(work(samples - (chunks - 1) * largest), before=(chunks - 1) * work(largest).compute)
+
+
+def straggle_of(placed: Sequence[Placed]) -> tuple[float, float]:
+    """Probability that some emulated device slows a step down, and by which factor."""
+    emulations = [rank.device.emulation for rank in placed if rank.device.emulation is not None]
+    missed = math.prod(1 - emulation.straggle for emulation in emulations)
+    slow = [emulation.straggle_factor for emulation in emulations if emulation.straggle]
+    return 1 - missed, max(slow, default=1.0)
+
+
+def input_seconds(
+    source: str, network: Network | None, cluster: Cluster, *, batch: int, placed: Sequence[Placed],
+    works: Sequence[StepWork],
+) -> tuple[float, float]:  # fmt: skip
+    """io and h2d of the slowest host: its devices share the disk."""
+    measured = max(work.io for work in works), max(work.h2d for work in works)
+    if source == "resident" or network is None:
+        return measured if source != "resident" else (0.0, 0.0)
+    h2d = io = 0.0
+    for index in {rank.host for rank in placed}:
+        host, local = cluster.hosts[index], sum(rank.host == index for rank in placed)
+        h2d = max(h2d, _input_bytes(network, batch) / host.inside.bandwidth)
+        if source == "files":
+            if host.disk is None:
+                raise Unsupported(
+                    f"input from files needs the rate of {host.name!r}'s disk", hint="set `disk` in the cluster file"
+                )
+            io = max(io, FILE_BYTES * batch * local / host.disk)
+    return io, h2d
+
+
+def _input_bytes(network: Network, batch: int) -> float:
+    """Bytes of one batch as the device reads it: float32 pixels or 64-bit tokens."""
+    width = 4.0 if network.input.kind == "image" else 8.0
+    return float(np.prod(network.input.shape)) * batch * width

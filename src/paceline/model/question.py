@@ -27,13 +27,14 @@ from paceline.model.compute import (
     StepWork,
     WorkAt,
     counted_on,
+    input_seconds,
     moved_by_rooflines,
     outlined_work,
     profiled_device,
     roofline_work,
+    straggle_of,
     work_of_profile,
 )
-from paceline.model.disturbed import input_seconds, straggle_of
 from paceline.model.prediction import doublings
 from paceline.model.step import Ranks
 from paceline.spec.cluster import Cluster, Device, Emulation, Placed, place

@@ -24,13 +24,13 @@ from paceline.model.measured.points import Series
 from paceline.model.prediction import Curve, Prediction, doublings, estimate, knee_of
 from paceline.model.question import (
     Question,
+    check_question,
     cores_words,
     memory_use,
     precision_of,
     ranks_of,
     works_of,
 )
-from paceline.model.shares import check_shares, question_on, share_notes
 from paceline.model.step import NOMINAL, Factors, Ranks, exchange_algorithms, fusion_choices, step_terms
 from paceline.model.sweep import seconds_at
 from paceline.spec.cluster import place
@@ -44,6 +44,7 @@ __all__ = [
     "predict_curve",
     "spreads_of",
     "updated_by_points",
+    "with_global_batch",
 ]
 
 Floats = NDArray[np.float64]
@@ -86,11 +87,11 @@ def predict_curve(
 ) -> Curve:
     """Predictions for each number of devices, smallest first."""
     counts = tuple(sorted(set(devices)))
-    check_shares(question, counts)
+    _check_shares(question, counts)
     policy, works = resolve(question.framework, question.strategy), works_of(question)
     doubled = doublings(1, min(question.cluster.num_devices, question.global_batch or question.cluster.num_devices))
     ranks = {
-        count: ranks_of(question_on(question, count), count, calibration, works) for count in {1, *counts, *doubled}
+        count: ranks_of(_question_on(question, count), count, calibration, works) for count in {1, *counts, *doubled}
     }
     largest = ranks[counts[-1]]
     every = tuple(work(largest.batch) for work in works.values())
@@ -110,18 +111,69 @@ def predict_curve(
             dict.fromkeys(
                 [
                     *(words for count in counts if (words := cores_words(question, count))),
-                    *share_notes(question, counts),
+                    *_share_notes(question, counts),
                 ]
             )
         ),
         detail={
             "precision": precision_of(question),
-            "memory": memory_use(question_on(question, counts[0]), counts[0]),
+            "memory": memory_use(_question_on(question, counts[0]), counts[0]),
             "exchange": exchange_words({count: ranks[count] for count in counts}, policy, calibration),
             "policy": policy.model_dump(mode="json", exclude_none=True),
             "fusion": {name: {"exchanges": count, "exposed_s": seconds} for name, (count, seconds) in fusion.items()},
         },
     )
+
+
+def with_global_batch(question: Question, samples: int | None, batch: int | None) -> Question:
+    """The question with these samples per step of all devices; `batch` is what was asked for each device."""
+    if samples is not None and batch is not None:
+        raise InputError(f"batch {batch} per device and global batch {samples}: expected one of them")
+    if samples is not None and samples < 1:
+        raise InputError(f"a global batch of {samples} is no batch", hint="a batch is at least 1 sample")
+    return replace(question, global_batch=samples, assumed=question.assumed and samples is None)
+
+
+def _question_on(question: Question, count: int) -> Question:
+    """The question with the samples that a number of devices leaves for each of them: the largest share."""
+    if question.global_batch is None:
+        return question
+    return replace(question, batch=-(-question.global_batch // (count * question.strategy.accumulate)))
+
+
+def _check_shares(question: Question, counts: tuple[int, ...]) -> None:
+    """Refuse what cannot be answered: each device needs a sample, and memory for its share."""
+    if question.global_batch is None:
+        check_question(question, counts)
+        return
+    passes = question.strategy.accumulate
+    if counts and question.global_batch < counts[-1] * passes:
+        asked = f"a global batch of {question.global_batch} for {counts[-1]} devices" + f" and {passes} passes" * (
+            passes > 1
+        )
+        raise InputError(f"{asked}: each needs a sample", hint="ask for fewer devices, or for a larger global batch")
+    for count in counts:
+        try:
+            check_question(_question_on(question, count), (count,))
+        except InputError as error:
+            hint = "more devices leave less for each, as does --set strategy.accumulate=2: two passes to a step"
+            raise InputError(f"{count} device{'s' * (count > 1)}: {error.message}", hint=hint) from None
+
+
+def _share_notes(question: Question, counts: Sequence[int]) -> list[str]:
+    """The samples of each device at each number of devices; none without a global batch."""
+    if question.global_batch is None:
+        return []
+    each = [(count, _question_on(question, count).batch) for count in counts]
+    said = ", ".join(f"{batch} on {count}" for count, batch in each)
+    passes = question.strategy.accumulate
+    uneven = any(batch * count * passes != question.global_batch for count, batch in each)
+    notes = [f"samples per device: {said} devices" + "; the largest share, where it does not divide" * uneven]
+    try:
+        check_question(_question_on(question, 1), (1,))
+    except InputError:
+        notes.append("efficiency: one device does not hold the whole batch; its step is predicted as if it did")
+    return notes
 
 
 def exchange_of(question: Question, counts: Sequence[int], calibration: Calibration = CATALOG_ONLY) -> str:
@@ -231,7 +283,7 @@ def _points_of(question: Question, series: Sequence[Series]) -> list[tuple[int, 
 def _prediction(question: Question, count: int, steps: dict[int, dict[str, Floats]]) -> Prediction:
     step = sum(steps[count].values(), np.zeros(NUM_DRAWS))
     single = sum(steps[1].values(), np.zeros(NUM_DRAWS))
-    batch = question_on(question, count).batch
+    batch = _question_on(question, count).batch
     samples = question.global_batch or batch * question.strategy.accumulate * count
     times = 1 if question.global_batch else count  # as many samples as one device would have trained
     placed = place(question.cluster, count)
