@@ -97,7 +97,8 @@ def predict(
     asked = [question_about(network, profile, cluster, batch, framework=name, **given) for name in names]
     if asked[0].assumed:
         asked = [replace(one, batch=min(each.batch for each in asked)) for one in asked]
-    asked = [with_global_batch(changed(question, dict(changes or {})), global_batch, batch) for question in asked]
+    changes, said = dict(changes or {}), batch if batch is not None else (changes or {}).get("batch")
+    asked = [with_global_batch(changed(question, changes), global_batch, said) for question in asked]
     job = job_of(samples, epochs, price, tokens)
     curves = [predict_curve(one, counts, calibration=known, knee_gain=knee) for one in asked]
     return PredictionTable(tuple(everyday_curve(*pair, job) for pair in zip(curves, asked, strict=True)))

@@ -125,7 +125,7 @@ def predict_curve(
     )
 
 
-def with_global_batch(question: Question, samples: int | None, batch: int | None) -> Question:
+def with_global_batch(question: Question, samples: int | None, batch: int | str | None) -> Question:
     """The question with these samples per step of all devices; `batch` is what was asked for each device."""
     if samples is not None and batch is not None:
         raise InputError(f"batch {batch} per device and global batch {samples}: expected one of them")
@@ -146,18 +146,30 @@ def _check_shares(question: Question, counts: tuple[int, ...]) -> None:
     if question.global_batch is None:
         check_question(question, counts)
         return
-    passes = question.strategy.accumulate
+    passes, most = question.strategy.accumulate, question.cluster.num_devices
     if counts and question.global_batch < counts[-1] * passes:
-        asked = f"a global batch of {question.global_batch} for {counts[-1]} devices" + f" and {passes} passes" * (
-            passes > 1
-        )
-        raise InputError(f"{asked}: each needs a sample", hint="ask for fewer devices, or for a larger global batch")
+        asked = f"a global batch of {question.global_batch} for {counts[-1]} devices"
+        more = f" and {passes} passes" if passes > 1 else ""
+        hint = "ask for fewer devices, or for a larger global batch"
+        raise InputError(f"{asked}{more}: each needs a sample", hint=hint)
+    check_question(replace(question, batch=1), counts)
     for count in counts:
-        try:
-            check_question(_question_on(question, count), (count,))
-        except InputError as error:
-            hint = "more devices leave less for each, as does --set strategy.accumulate=2: two passes to a step"
-            raise InputError(f"{count} device{'s' * (count > 1)}: {error.message}", hint=hint) from None
+        refused = _refused(question, count)
+        if refused is not None:
+            fits = next((f"from {more} on" for more in doublings(1, most) if not _refused(question, more)), "on none")
+            hint = (
+                f"numbers of devices whose shares fit: {fits}; --set strategy.accumulate=2 divides a step into passes"
+            )
+            raise InputError(f"{count} device{'s' * (count > 1)}: {refused.message}", hint=hint)
+
+
+def _refused(question: Question, count: int) -> InputError | None:
+    """The reason why the share of each of these devices cannot be trained; None if it can."""
+    try:
+        check_question(_question_on(question, count), (count,))
+    except InputError as error:
+        return error
+    return None
 
 
 def _share_notes(question: Question, counts: Sequence[int]) -> list[str]:
@@ -169,9 +181,7 @@ def _share_notes(question: Question, counts: Sequence[int]) -> list[str]:
     passes = question.strategy.accumulate
     uneven = any(batch * count * passes != question.global_batch for count, batch in each)
     notes = [f"samples per device: {said} devices" + "; the largest share, where it does not divide" * uneven]
-    try:
-        check_question(_question_on(question, 1), (1,))
-    except InputError:
+    if _refused(question, 1):
         notes.append("efficiency: one device does not hold the whole batch; its step is predicted as if it did")
     return notes
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import paceline
@@ -60,9 +62,21 @@ def test_a_knee_counts_samples_not_steps() -> None:
         ({"global_batch": 4}, "a global batch of 4 for 8 devices: each needs a sample"),
         ({"global_batch": 0}, "a global batch of 0 is no batch"),
         ({"global_batch": 64, "batch": 8}, "batch 8 per device and global batch 64: expected one of them"),
+        (
+            {"global_batch": 64, "changes": {"batch": "8"}},
+            "batch 8 per device and global batch 64: expected one of them",
+        ),
         ({"global_batch": 8192}, "8 devices: a batch of 1024 of resnet50 needs"),
     ],
 )
-def test_what_devices_cannot_share_is_refused(given: dict[str, int], message: str) -> None:
+def test_what_devices_cannot_share_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         paceline.predict("resnet50", cluster=CLUSTER, devices=8, **given)
+
+
+def test_the_hint_is_about_what_is_wrong(paceline: Command) -> None:
+    asked = ("predict", "--network", "resnet50", "--global-batch", "512", "--cluster")
+    assert "shares fit: from 2 on" in paceline(*asked, "dgx-a100", code=2)
+    said = paceline(*asked, "v100-10gbe-8x4", "--devices", "64", code=2)
+    assert "64 devices asked" in said
+    assert "shares" not in said
