@@ -29,10 +29,10 @@ def launcher(tmp_path_factory: pytest.TempPathFactory, pytorch: Path) -> Iterato
             yield made
 
 
-def case(*devices: Device, framework: str = "pytorch/ddp") -> Case:
+def case(*devices: Device, framework: str = "pytorch/ddp", bandwidth: float = 5e7) -> Case:
     from paceline.catalog import network
 
-    link, inside = Link(name="way", bandwidth=5e7), Link(name="bus", bandwidth=1e12)
+    link, inside = Link(name="way", bandwidth=bandwidth), Link(name="bus", bandwidth=1e12)
     hosts = tuple(Host(name=f"h{n}", devices=(d,), inside=inside, link=link) for n, d in enumerate(devices))
     return Case(
         network=network("lenet"),
@@ -93,11 +93,11 @@ def test_stragglers_show(launcher: VirtualLauncher) -> None:
 
 
 def test_what_the_machine_cannot_sustain_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four ranks that compute for half a millisecond, undilated on this machine, cannot be right, and it is said."""
+    """Four ranks, each with half a millisecond of compute and a fast link, undilated, cannot be right; it is said."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     fast = Device(name="d", emulation=Emulation(forward=2e-4, backward=4e-4))
     with VirtualLauncher(dilation=1.0) as launcher:
-        data = run(launcher, case(*[fast] * 4))
+        data = run(launcher, case(*[fast] * 4, bandwidth=1e9))
     assert data.run.outcome == "failed"
     assert data.run.failure is not None
     assert data.run.failure.reason == "unsustained"
