@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from paceline.bench.frameworks.harness import MISMATCH_EXIT, OUT_OF_MEMORY_EXIT
 from paceline.bench.sites.site import Process
-from paceline.bench.virtual.devices.dilation import Faithfulness, judge
+from paceline.bench.virtual.dilation import Faithfulness, judge
 from paceline.measurements.failures import LogExplanation, exit_description, explain_log, signal_of
 from paceline.measurements.run import Failure, Span, Step
 

@@ -22,7 +22,7 @@ from paceline.bench.generated_data import data_set
 from paceline.bench.job import Adapter, CaseLaunch, LaunchSpec
 from paceline.bench.plugins import plugin_packages
 from paceline.bench.sites.site import NOWHERE, Launch, Launcher, Process, Rendezvous, Site
-from paceline.bench.virtual.devices.emulation import emulation_document, least_tail
+from paceline.bench.virtual.emulation import emulation_document, least_tail
 from paceline.cost.host import fair_threads
 from paceline.errors import LaunchFailed
 from paceline.measurements.run import DRIFT_LIMIT, Failure, Machine, Run, RunData

@@ -61,7 +61,7 @@ def up(file: str, name: str | None, dilation: float, as_json: bool) -> None:
 @json_option
 def down(names: tuple[str, ...], everything: bool, as_json: bool) -> None:
     """Stop virtual clusters, including those that a crash left behind."""
-    from paceline.bench.virtual.hosts import state
+    from paceline.bench.virtual import state
     from paceline.bench.virtual.lifecycle import opened, take_down
     from paceline.errors import InputError
 
@@ -83,7 +83,7 @@ def down(names: tuple[str, ...], everything: bool, as_json: bool) -> None:
 @json_option
 def list_clusters(as_json: bool) -> None:
     """List running virtual clusters; those of a running study end with it."""
-    from paceline.bench.virtual.hosts import state
+    from paceline.bench.virtual import state
     from paceline.bench.virtual.lifecycle import opened
 
     clusters = [opened(home.name) for home in state.listing()]

@@ -14,10 +14,10 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from paceline.bench.virtual.hosts import state
+from paceline.bench.virtual import state
 from paceline.bench.virtual.layout import Layout, lay_out
-from paceline.bench.virtual.links.shaping import connect, needs_delay, shape, start_delays, stop_delays
-from paceline.bench.virtual.links.verify import LinkCheck, measure_trips, verify_links
+from paceline.bench.virtual.shaping import connect, needs_delay, shape, start_delays, stop_delays
+from paceline.bench.virtual.verify import LinkCheck, measure_trips, verify_links
 from paceline.errors import InputError, LaunchFailed, Unsupported
 from paceline.files import atomic_write
 from paceline.spec.cluster import Cluster
@@ -163,7 +163,7 @@ def _write_hosts(home: Path, layout: Layout) -> None:
 
 def _start_holder(home: Path, *, owner: int) -> None:
     """Start the holder, which runs in the background."""
-    command = [sys.executable, "-m", "paceline.bench.virtual.hosts.holder", str(home), str(owner)]
+    command = [sys.executable, "-m", "paceline.bench.virtual.holder", str(home), str(owner)]
     with (home / "holder.log").open("wb") as log:
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=_START_S, check=False)
 

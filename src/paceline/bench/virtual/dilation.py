@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.bench.virtual.links.shaping import LEAST_LATENCY_S, PLAYABLE_LATENCY_S
+from paceline.bench.virtual.shaping import LEAST_LATENCY_S, PLAYABLE_LATENCY_S
 
 __all__ = ["ExchangeLoad", "Faithfulness", "choose_dilation", "judge"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.bench.virtual.devices.dilation import ExchangeLoad
+from paceline.bench.virtual.dilation import ExchangeLoad
 from paceline.catalog import resolve
 from paceline.cost.buckets import bucket_bytes, policy_buckets
 from paceline.cost.collective import allreduce, fabric_of
