@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline import variables
-from paceline.bench.collectives import bus_factor, collective_times
+from paceline.bench.collectives import collective_times
 from paceline.bench.sites.engines import Agents, MpiEngine, SshEngine
 from paceline.bench.sites.schedulers import SlurmEngine
 from paceline.bench.sites.target import LaunchTarget, make_launcher
@@ -20,6 +20,7 @@ from paceline.bench.virtual.layout import lay_out, path_latency, path_rate
 from paceline.bench.virtual.shaping import compiled_helper, segment_bytes
 from paceline.bench.virtual.verify import link_paths
 from paceline.catalog import network
+from paceline.cost.collective import bus_factor
 from paceline.errors import InputError, UnknownName, Unsupported
 from paceline.measurements.profile import Profile, ProfiledLayer, write_profile
 from paceline.measurements.run import Span
