@@ -26,6 +26,8 @@ __all__ = ["VirtualCluster", "bring_up", "check_machine", "opened", "reshape", "
 
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "setpriv": "util-linux", "chrt": "util-linux"}
 _START_S = 30.0
+_STOP_S = 15.0
+"""Seconds for the holder to remove everything before it is killed."""
 _CALIBRATIONS = 4
 _CLOSE = 0.015
 """Relative error of the latency at which calibration ends; verification allows more."""
@@ -205,12 +207,12 @@ def opened(name: str) -> VirtualCluster:
     return VirtualCluster(home.name, home, cluster, layout, processes, checks, owned=data["owned"])
 
 
-def take_down(home: Path, *, patience_s: float = 15.0) -> None:
+def take_down(home: Path) -> None:
     """Stop the holder, which stops everything else, and wait until all resources are removed."""
     processes = state.read_processes(home)
     if processes is not None and state.is_alive(home):
         os.kill(processes.holder, signal.SIGTERM)
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + _STOP_S
         while state.is_alive(home) and time.monotonic() < deadline:
             time.sleep(0.02)
         if state.is_alive(home):
