@@ -1,7 +1,7 @@
 """Paceline's throughput of a framework against that framework's own bare idiomatic loop, in one interleaved run.
 
 Both train LeNet, batch 128 per rank, a core for each rank; Horovod runs two ranks, the others one. They run in turn
-within one session, so that the machine's mood touches both alike. Passes if the ratio of medians is at
+within one session, so that drift of the machine's speed affects both alike. Passes if the ratio of medians is at
 least 0.97 for every framework.
 
     .venv/bin/python benchmarks/against_native.py [FRAMEWORK ...] --pairs 6

@@ -44,9 +44,9 @@ def main() -> None:
 
 def measure(bandwidth: float, turns: int, steps: int) -> dict[str, list[float]]:
     """Samples per second of each way in every turn."""
-    from paceline.bench.virtual.hosts.enter import on_network
     from paceline.bench.virtual.layout import INTERFACE
     from paceline.bench.virtual.lifecycle import bring_up, take_down
+    from paceline.bench.virtual.namespaces import on_network
     from paceline.spec.cluster import Cluster, Device, Host, Link
 
     link, bus = Link(name="way", bandwidth=bandwidth), Link(name="bus", bandwidth=1e11)

@@ -1,4 +1,4 @@
-"""Faults at random moments, again and again, in running jobs; what they cost and whether the books still balance.
+"""Faults at random moments of running jobs: what they cost, and whether every step and sample is committed once.
 
     .venv/bin/python benchmarks/faults.py --fault kill,hang --times 20
 
@@ -28,15 +28,15 @@ The jobs train a transformer of 24 layers with AdamW. What happens at a random m
 
 Detection is from the fault to the first moment at which a survivor knows of it; a process that hangs or is cut off is
 known by its silence, here one second. Going on is from detection to the next step that survivors commit. Returning is
-from the call of `join` (or SIGCONT, or the mended link) to the first step with everybody. The books: every step number
-is committed once, parameters are equal after every step on all ranks that were in it and in the end on all, and no
-sample of an epoch is used twice, none is left out of an epoch that ended. Turns in which a third of a second was too
-little for a thread of a rank to wake up are `starved`: their books count, their times do not. A rank that the machine
-suspends for longer than the heartbeat timeout waits for ever if the others die meanwhile, as it must: they may have
-gone on without it. Such a job counts as failed, and among those that `slept`.
+from the call of `join` (or SIGCONT, or the mended link) to the first step of all ranks. The audit at the end of a job:
+every step number is committed once, parameters are equal after every step on all ranks that were in it and in the end
+on all, no sample of an epoch is used twice, and none is left out of an epoch that ended. Turns in which a third of a
+second was too little for a thread of a rank to wake up are `starved`: their steps are audited, their times are not
+counted. A rank that the machine suspends for longer than the heartbeat timeout waits for ever if the others die
+meanwhile, as it must: they may have gone on without it. Such a job counts as failed, and among those that `slept`.
 
-Up to twenty faults of a kind happen in one job, then its books are closed and added to --results as one line. A run
-that was interrupted goes on from there; --anew starts again.
+Up to twenty faults of a kind happen in one job, then its audit is added to --results as one line. A run that was
+interrupted continues from there; --anew starts again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from lib.fault_books import Absence, books, syncer_books
+from lib.commit_audit import Absence, audit_commits, audit_leases
 from lib.fault_groups import RoundsJob, SyncerJob
 from lib.fault_jobs import DiskJob, Failed, Job, VirtualJob
 from lib.fault_kinds import KINDS
@@ -155,7 +155,7 @@ def suffer(kind: str, times: int, progress: Progress, seed: str) -> dict[str, An
     """One job with so many faults of one kind; the first that is not survived is its last."""
     generator, costs, absences = random.Random(seed), list[Cost](), list[Absence]()
     began = started = time.monotonic()
-    found: dict[str, Any] = {"fault": kind, "failed": None, "slept": 0.0, "books": None}
+    found: dict[str, Any] = {"fault": kind, "failed": None, "slept": 0.0, "audit": None}
     with tempfile.TemporaryDirectory() as name, contextlib.closing(JOBS.get(kind, Job)(Path(name))) as job:
         try:
             job.begin()
@@ -166,7 +166,7 @@ def suffer(kind: str, times: int, progress: Progress, seed: str) -> dict[str, An
                 absences += [Absence(victim, began, time.monotonic()) for victim in costs[-1].victims]
                 progress.turn(kind)
             job.end()
-            found["books"] = syncer_books(job) if isinstance(job, SyncerJob) else books(job, absences)
+            found["audit"] = audit_leases(job) if isinstance(job, SyncerJob) else audit_commits(job, absences)
         except (Failed, subprocess.TimeoutExpired) as error:
             found["failed"] = str(error)
             found["slept"] = max(job.slept(name, since=began - RECENT) for name in job.names)
@@ -178,7 +178,7 @@ def suffer(kind: str, times: int, progress: Progress, seed: str) -> dict[str, An
 def summary(jobs: list[dict[str, Any]]) -> dict[str, Any]:
     """What all jobs of one fault say together."""
     costs = [cost for job in jobs for cost in job["costs"]]
-    closed = [job["books"] for job in jobs if job["books"]]
+    closed = [job["audit"] for job in jobs if job["audit"]]
     totals = {key: sum(book[key] for book in closed) for key in ("steps", "unfinished", *BAD)}
     failed = sum(job["failed"] is not None for job in jobs)
     timed = [cost for cost in costs if cost["lag"] < STARVED]

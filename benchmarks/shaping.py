@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from lib.result import Figure, parser_of, publish
 
 from paceline.bench.virtual.lifecycle import VirtualCluster, bring_up, take_down
-from paceline.bench.virtual.links.verify import measure_streams, measure_trip
+from paceline.bench.virtual.verify import measure_streams, measure_trip
 from paceline.spec.cluster import Cluster, Device, Host, Link
 
 PATTERNS = {

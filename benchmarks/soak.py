@@ -7,9 +7,9 @@ middle of an all-reduce, while the group forms anew or hands its state over, and
 started again, from a process that has torch loaded, so that it joins within tenths of a second. One rank of each job,
 another one in each, survives all its kills: its threads and descriptors are counted when all step together again. The
 least of the last third of a job may not exceed the least of the second (in the first the survivor may begin to lead,
-which takes threads; a connection that was abandoned has its own for some seconds). When a job has seen `--kills`, its
-books are closed as those of `faults.py`: every step committed once and never undone, every sample of an epoch in one
-step, and parameters that are equal in the end.
+which takes threads; a connection that was abandoned has its own for some seconds). After `--kills` a job is
+audited as by `faults.py`: every step committed once and never undone, every sample of an epoch in one step, and
+parameters that are equal in the end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lib.fault_books import Absence, books
+from lib.commit_audit import Absence, audit_commits
 from lib.fault_jobs import Failed, Job, the_nursery
 from lib.fault_kinds import KINDS
 from lib.result import Figure, median_figure, parser_of, publish
@@ -66,7 +66,7 @@ def main() -> int:
 def soak(generator: random.Random, kills: int, until: float) -> dict[str, Any]:
     """One job, and what it went through."""
     absences, seconds, counted = list[Absence](), list[float](), list[tuple[int, int]]()
-    found: dict[str, Any] = {"failed": None, "books": dict.fromkeys(BAD, 0) | {"steps": 0}}
+    found: dict[str, Any] = {"failed": None, "audit": dict.fromkeys(BAD, 0) | {"steps": 0}}
     with tempfile.TemporaryDirectory() as name, contextlib.closing(Job(Path(name))) as job:
         survivor, job.haste = generator.choice(job.names), HASTE
         job.spared = {survivor}
@@ -79,7 +79,7 @@ def soak(generator: random.Random, kills: int, until: float) -> dict[str, Any]:
                 seconds.append((cost.detect or 0.0) + (cost.go_on or 0.0))
                 counted.append(_count(job, survivor))
             job.end()
-            found["books"] = books(job, absences)
+            found["audit"] = audit_commits(job, absences)
         except (Failed, subprocess.TimeoutExpired) as error:
             found["failed"] = str(error)
     threads, descriptors = zip(*counted, strict=True) if counted else ((), ())
@@ -107,7 +107,7 @@ def growth(counts: Sequence[int]) -> int:
 
 def _passed(job: dict[str, Any]) -> bool:
     flat = all(growth(job[kind]) <= FLAT for kind in ("threads", "descriptors"))
-    return job["failed"] is None and flat and not any(job["books"][key] for key in BAD)
+    return job["failed"] is None and flat and not any(job["audit"][key] for key in BAD)
 
 
 def _line(job: dict[str, Any]) -> str:
@@ -123,8 +123,8 @@ def figures_of(jobs: Sequence[dict[str, Any]]) -> list[Figure]:
         Figure("kills", sum(job["kills"] for job in jobs)),
         Figure("jobs", len(jobs)),
         Figure("jobs that hung or failed", sum(job["failed"] is not None for job in jobs)),
-        Figure("steps", sum(job["books"]["steps"] for job in jobs)),
-        *(Figure(key.replace("_", " "), sum(job["books"][key] for job in jobs)) for key in BAD),
+        Figure("steps", sum(job["audit"]["steps"] for job in jobs)),
+        *(Figure(key.replace("_", " "), sum(job["audit"][key] for job in jobs)) for key in BAD),
         *([median_figure("kill to next step", seconds, "s", of="kills")] if seconds else []),
         *(
             Figure(f"{kind} of a survivor, last third less second", max(growth(job[kind]) for job in jobs))

@@ -40,7 +40,7 @@ def main() -> None:
 
 def run(way: str, shares: list[float], steps: int) -> float:
     """Samples per second of all ranks, each held to its share of a processor."""
-    from paceline.bench.virtual.hosts.throttle import group_for, join_group, remove_groups
+    from paceline.bench.virtual.throttle import group_for, join_group, remove_groups
 
     instance = f"throttled{os.getpid()}"
 
@@ -49,7 +49,7 @@ def run(way: str, shares: list[float], steps: int) -> float:
             return command
         group = group_for(instance, f"rank{rank}", share=shares[rank])
         if group is None:
-            return [sys.executable, "-m", "paceline.bench.virtual.hosts.throttle", str(shares[rank]), *command]
+            return [sys.executable, "-m", "paceline.bench.virtual.throttle", str(shares[rank]), *command]
         return join_group(group, command)
 
     try:

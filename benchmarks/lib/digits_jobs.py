@@ -14,8 +14,8 @@ from lib import ranks
 from lib.pythons import python_of
 from paceline.bench.environments import worker_path
 from paceline.bench.sites.local import free_ports
-from paceline.bench.virtual.hosts.enter import on_network
 from paceline.bench.virtual.lifecycle import VirtualCluster
+from paceline.bench.virtual.namespaces import on_network
 
 HERE = Path(__file__).parent
 Started = list[subprocess.Popen[str]]

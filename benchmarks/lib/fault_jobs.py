@@ -20,8 +20,8 @@ from typing import Any, Protocol
 from lib import ranks
 from lib.fault_worker import BATCH, SAMPLES
 from paceline.bench.sites.local import free_ports
-from paceline.bench.virtual.hosts.enter import on_network
 from paceline.bench.virtual.lifecycle import bring_up, take_down
+from paceline.bench.virtual.namespaces import on_network
 from paceline.spec.cluster import Cluster, Device, Host, Link
 
 HERE = Path(__file__).parent

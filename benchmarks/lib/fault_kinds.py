@@ -26,7 +26,7 @@ from lib.fault_turns import (
     while_there,
 )
 from paceline.bench.virtual.layout import lay_out
-from paceline.bench.virtual.links.shaping import start_delays, stop_delays
+from paceline.bench.virtual.shaping import start_delays, stop_delays
 
 
 def kill(job: Job, generator: random.Random) -> Cost:

@@ -157,7 +157,7 @@ def _state(pace: Any, model: Any) -> dict[str, Any]:
 
 
 def _lease(pace: Any) -> list[int]:
-    """The stretch of samples that this group works on, if there are several groups."""
+    """The lease of samples that this group works on, if there are several groups."""
     syncer = syncer_of(pace)
     return [syncer.sequence, syncer.epoch, syncer.begin, syncer.end] if syncer else []
 

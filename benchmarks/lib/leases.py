@@ -1,4 +1,4 @@
-"""What a rank's group holds from the syncer, for benchmarks that keep books of samples."""
+"""What a rank's group holds from the syncer, for benchmarks that count how often each sample was used."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from decimal import Decimal
 
 from paceline.errors import UnitError, nearest
 
-__all__ = ["BANDWIDTH", "BYTES", "FLOPS", "POWER", "PRICE", "SECONDS", "Dimension", "format_share"]
+__all__ = ["BANDWIDTH", "BYTES", "FLOPS", "POWER", "PRICE", "SECONDS", "Dimension", "format_count", "format_share"]
 
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -124,3 +124,8 @@ PRICE = Dimension("price", "3.06 USD/h", _PRICES, _steps(_PRICES, "USD/h"))
 def format_share(value: float) -> str:
     """A fraction as percent."""
     return f"{100 * value:.1f} %"
+
+
+def format_count(count: int, noun: str) -> str:
+    """A number of things: `1 rank`, `4 ranks`, `2 launches`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('ch') else 's'}"

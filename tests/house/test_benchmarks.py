@@ -140,3 +140,32 @@ def test_a_benchmark_that_fails_is_on_the_page(tmp_path: Path) -> None:
     assert "It failed:" in text
     assert "--no-such-option" in text
     assert "`drift`" in text.split("Not measured yet")[1]
+
+
+def test_a_quick_run_that_misses_a_target_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = runner()
+
+    def missed(argv: list[str]) -> tuple[int, str]:
+        Path(argv[-1]).write_text("{}", encoding="utf-8")
+        return 1, ""
+
+    monkeypatch.setattr(tool, "_ran", missed)
+    assert tool.run(tool.Entry("equal", "equal"), tmp_path, quick=True)
+    assert not tool.run(tool.Entry("equal", "equal"), tmp_path, quick=False)
+    monkeypatch.setattr(tool, "_ran", lambda argv: (1, "Traceback"))
+    assert not tool.run(tool.Entry("equal", "equal"), tmp_path, quick=True)
+
+
+def test_an_interrupted_run_leaves_no_benchmark_behind(tmp_path: Path) -> None:
+    child = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(600)"
+    code = (
+        f"import sys; sys.path[:0] = ['tools']; import benchmarks as tool; tool._ran([sys.executable, '-c', {child!r}])"
+    )
+    code = f"import signal; signal.signal(signal.SIGTERM, signal.default_int_handler); {code}"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        number = int(process.stdout.readline())
+        process.terminate()
+        process.wait()
+    with pytest.raises(ProcessLookupError):
+        os.kill(number, 0)

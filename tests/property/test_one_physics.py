@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import catalog
-from paceline.bench.virtual.devices.emulation import emulated_seconds, emulation_document
+from paceline.bench.virtual.emulation import emulated_seconds, emulation_document
 from paceline.cost.buckets import bucket_bytes, policy_buckets
 from paceline.cost.collective import allreduce, fabric_of
 from paceline.cost.precision import WIDTHS

@@ -11,7 +11,7 @@ from paceline.bench import collect
 from paceline.bench.collect import Ending, RankReport, explain_failure, read_report, tail
 from paceline.bench.frameworks.harness import OUT_OF_MEMORY_EXIT
 from paceline.bench.sites.site import Process
-from paceline.bench.virtual.devices.dilation import Faithfulness
+from paceline.bench.virtual.dilation import Faithfulness
 from paceline.measurements.run import Failure, Span, Step
 from tests.unit.test_failures import CAFFE, CHAINED
 

@@ -17,22 +17,25 @@ from paceline.bench.recipes import EnvironmentBuild
 from paceline.errors import EnvironmentFailed, UnknownName
 
 
-@pytest.fixture
-def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny package of our own, so that nothing is downloaded."""
-    package = tmp_path / "package"
-    package.mkdir()
+    package = tmp_path_factory.mktemp("package")
     (package / "pyproject.toml").write_text(
         '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
         '[project]\nname = "tiny-thing"\nversion = "1"\n[project.scripts]\ntiny = "tiny_thing:main"\n'
     )
     (package / "tiny_thing.py").write_text("VALUE = 42\ndef main():\n    print(VALUE)\n")
-    wheel = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(wheel, cwd=package, check=True, capture_output=True)
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(package)]
+    subprocess.run(build, cwd=package, check=True, capture_output=True)
+    return package / "tiny_thing-1-py2.py3-none-any.whl"
+
+
+@pytest.fixture
+def recipe(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    """The environment of the package."""
     (tmp_path / "lock.txt").write_text("tiny-thing==1\n")
-    found = Recipe(
-        "tiny", (str(tmp_path / "tiny_thing-1-py2.py3-none-any.whl"),), tmp_path / "lock.txt", "import tiny_thing"
-    )
+    found = Recipe("tiny", (str(wheel),), tmp_path / "lock.txt", "import tiny_thing")
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
     monkeypatch.setitem(environments.RECIPES, "tiny", found)
     return found
@@ -43,11 +46,17 @@ def left_behind(tmp_path: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
 
 
-def test_an_environment_is_made_once(recipe: Recipe, tmp_path: Path) -> None:
+def test_an_environment_is_made_once_and_what_a_killed_install_left_is_cleared_away(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    left = tmp_path / "home" / "environments" / f"tiny-{recipe.digest}.tmp-killed"
+    left.mkdir(parents=True)
     assert find_environment("tiny") is None
+    assert left_behind(tmp_path) == [left.name]
     lines: list[str] = []
     folder = prepare("tiny", lines.append)
     assert find_environment("tiny") == folder
+    assert left_behind(tmp_path) == [folder.name]
     assert any("tiny" in line for line in lines)
     output = subprocess.run(
         [environment_python(folder), "-c", "import tiny_thing; print(tiny_thing.VALUE)"],
@@ -89,15 +98,6 @@ def test_a_step_that_fails_half_way_leaves_nothing_and_can_be_tried_again(
         prepare("tiny")
     assert left_behind(tmp_path) == []
     monkeypatch.setitem(environments.RECIPES, "tiny", recipe)
-    made = prepare("tiny")
-    assert left_behind(tmp_path) == [made.name]
-
-
-def test_what_a_killed_install_left_is_cleared_away(recipe: Recipe, tmp_path: Path) -> None:
-    folder = tmp_path / "home" / "environments" / f"tiny-{recipe.digest}.tmp-killed"
-    folder.mkdir(parents=True)
-    assert find_environment("tiny") is None
-    assert left_behind(tmp_path) == [folder.name]
     made = prepare("tiny")
     assert left_behind(tmp_path) == [made.name]
 

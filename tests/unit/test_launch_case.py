@@ -190,7 +190,7 @@ def test_a_run_has_the_case_its_reports_and_what_the_site_says() -> None:
         RankReport(1, facts={"loss": 2.0}, steps=[Step("clean", 1, 0, False, 0.0, 0.2)]),
     ]  # fmt: skip
     site = Rendezvous("a", (1, 2), dilation=2.0, facts={"where": "here", "loss": 9.0})
-    outcome = launch._Outcome(reports, None, site, "2026-01-01T00:00:00+00:00", 12.5)
+    outcome = launch.LaunchOutcome(reports, None, site, "2026-01-01T00:00:00+00:00", 12.5)
     key = launch.LaunchKey("demo-1", "demo", one, 7, probe_s=0.3, drift_limit=0.05, pilot=3)
     data = launch._run_data(key, SimpleNamespace(name="local"), outcome, machine())  # type: ignore[arg-type]
     run = data.run
@@ -204,6 +204,6 @@ def test_a_run_has_the_case_its_reports_and_what_the_site_says() -> None:
     assert len(data.spans) == 1
     failure = Failure(phase="measure", reason="crash", message="m")
     failed = launch._run_data(
-        key, SimpleNamespace(name="local"), launch._Outcome([], failure, site, run.started_at), machine()
+        key, SimpleNamespace(name="local"), launch.LaunchOutcome([], failure, site, run.started_at), machine()
     )  # type: ignore[arg-type]
     assert (failed.run.outcome, failed.run.failure, failed.steps) == ("failed", failure, ())

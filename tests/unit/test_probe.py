@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 
-from paceline.bench.virtual.links import probe
+from paceline.bench.virtual import probe
 
 
 def test_measurements_go_on_beside_connections_that_say_nothing_or_nonsense() -> None:

@@ -8,17 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.collectives import bus_factor, collective_times
+from paceline import variables
+from paceline.bench.collectives import collective_times
 from paceline.bench.sites.engines import Agents, MpiEngine, SshEngine
 from paceline.bench.sites.schedulers import SlurmEngine
 from paceline.bench.sites.target import LaunchTarget, make_launcher
-from paceline.bench.virtual.devices.clock import DeviceClock
-from paceline.bench.virtual.devices.dilation import ExchangeLoad, choose_dilation, judge
-from paceline.bench.virtual.devices.emulation import emulated_seconds, emulation_document, least_tail
+from paceline.bench.virtual.clock import DeviceClock
+from paceline.bench.virtual.dilation import ExchangeLoad, choose_dilation, judge
+from paceline.bench.virtual.emulation import emulated_seconds, emulation_document, least_tail
 from paceline.bench.virtual.layout import lay_out, path_latency, path_rate
-from paceline.bench.virtual.links.shaping import segment_bytes
-from paceline.bench.virtual.links.verify import link_paths
+from paceline.bench.virtual.shaping import compiled_helper, segment_bytes
+from paceline.bench.virtual.verify import link_paths
 from paceline.catalog import network
+from paceline.cost.collective import bus_factor
 from paceline.errors import InputError, UnknownName, Unsupported
 from paceline.measurements.profile import Profile, ProfiledLayer, write_profile
 from paceline.measurements.run import Span
@@ -171,7 +173,7 @@ def test_threads_that_waited_behind_compute_did_no_harm() -> None:
 
 def test_the_last_gradient_takes_its_time_after_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeTime()
-    monkeypatch.setattr("paceline.bench.virtual.devices.clock.time", fake)
+    monkeypatch.setattr("paceline.bench.virtual.clock.time", fake)
     clock = DeviceClock({"least_tail": 0.01}, dilation=2.0, seed=0)
     clock.begin_step()
     clock.run(0.1)
@@ -227,7 +229,7 @@ class FakeTime:
 
 def test_the_device_clock_forgives_lateness_that_the_host_makes_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeTime()
-    monkeypatch.setattr("paceline.bench.virtual.devices.clock.time", fake)
+    monkeypatch.setattr("paceline.bench.virtual.clock.time", fake)
     clock = DeviceClock({}, dilation=2.0, seed=0)
     clock.begin_step()
     for _ in range(10):
@@ -312,3 +314,11 @@ def test_a_target_as_arguments_of_the_command() -> None:
     target = LaunchTarget(on="ssh", hosts=("a", "b"), options=("-p 22",))
     assert target.arguments == " --on ssh --hosts a,b --engine '-p 22'"
     assert LaunchTarget(on="virtual", dilation=5.0).arguments == " --on virtual --dilation 5"
+
+
+def test_the_delay_helper_is_compiled_into_the_cache_of_paceline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variables.HOME, str(tmp_path))
+    monkeypatch.setattr("paceline.bench.virtual.shaping._compile", lambda source, program: program.touch())
+    assert compiled_helper().parent == tmp_path / "cache"

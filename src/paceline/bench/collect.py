@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from paceline.bench.frameworks.harness import MISMATCH_EXIT, OUT_OF_MEMORY_EXIT
 from paceline.bench.sites.site import Process
-from paceline.bench.virtual.devices.dilation import Faithfulness, judge
+from paceline.bench.virtual.dilation import Faithfulness, judge
 from paceline.measurements.failures import LogExplanation, exit_description, explain_log, signal_of
-from paceline.measurements.run import Failure, Span, Step
+from paceline.measurements.run import Failure, FailurePhase, FailureReason, Span, Step
 
 __all__ = ["Ending", "RankReport", "explain_failure", "faithfulness_of", "read_report", "unfaithful"]
 
@@ -22,10 +22,6 @@ LOST_PEER = re.compile(r"closed (the connection|by peer)|reset by peer|broken pi
 """Errors of a rank whose peer failed before it."""
 LOG_BYTES = 1 << 20
 """How much of the end of a log is searched for what explains a death."""
-Phase = Literal["environment", "launch", "setup", "verify", "measure", "collect"]
-Reason = Literal[
-    "crash", "timeout", "out_of_memory", "killed", "cancelled", "mismatch", "unsupported", "no_output", "unsustained"
-]
 
 
 @dataclass
@@ -33,7 +29,7 @@ class RankReport:
     """The events of one rank, possibly incomplete."""
 
     rank: int
-    phase: Phase = "launch"
+    phase: FailurePhase = "launch"
     done: bool = False
     error: str = ""
     error_at: float = 0.0
@@ -189,7 +185,7 @@ def _blame(process: Process, reports: list[RankReport], ending: Ending) -> tuple
     return (ending.codes[process.name] or 0) > 0, error_at
 
 
-def _reason(code: int | None, ending: Ending, said: LogExplanation | None) -> Reason:
+def _reason(code: int | None, ending: Ending, said: LogExplanation | None) -> FailureReason:
     killed = signal_of(code) == "SIGKILL"
     if code == OUT_OF_MEMORY_EXIT or (killed and ending.oom_killed) or (code and said and said.out_of_memory):
         return "out_of_memory"
@@ -200,7 +196,9 @@ def _reason(code: int | None, ending: Ending, said: LogExplanation | None) -> Re
     return exit_description(code) or ("crash" if code else "no_output")
 
 
-def _message(reason: Reason, name: str, report: RankReport, code: int | None, said: LogExplanation | None) -> str:
+def _message(
+    reason: FailureReason, name: str, report: RankReport, code: int | None, said: LogExplanation | None
+) -> str:
     """One line: the process, the reason from its report or log, and how it ended."""
     ended = signal_of(code)
     by_kernel = ended == "SIGKILL" and reason == "out_of_memory"

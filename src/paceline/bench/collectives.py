@@ -1,8 +1,4 @@
-"""Sweeps of collectives over sizes and ranks, stored as runs, with bus bandwidth as nccl-tests defines it.
-
-bus bandwidth = size / time * factor;  factor = 2 (P-1) / P for all-reduce, (P-1) / P for reduce-scatter and
-all-gather, 1 for broadcast and point to point; size is the whole buffer of one rank.
-"""
+"""Sweeps of collectives over sizes and ranks, stored as runs; sizes are the whole buffer of one rank."""
 
 from __future__ import annotations
 
@@ -22,13 +18,14 @@ from typing import Any
 from paceline.bench.collect import RankReport, explain_failure
 from paceline.bench.environments import RECIPES, environment_python, prepare, worker_path
 from paceline.bench.job import LaunchSpec, rank_processes
-from paceline.bench.launch import launch_folder, read_reports, wait_for_ranks
-from paceline.bench.sites.site import NOWHERE, Launcher, Rendezvous
+from paceline.bench.launch import LaunchOutcome, launch_folder, read_reports, wait_for_ranks
+from paceline.bench.sites.site import Launcher
+from paceline.cost.collective import bus_factor
 from paceline.errors import InputError, LaunchFailed, UnknownName
 from paceline.measurements.run import Failure, Machine, Run, RunData, Span
 from paceline.spec.cluster import Cluster, place
 
-__all__ = ["COLLECTIVES", "PAIR", "CollectiveTime", "Sweep", "bus_factor", "collective_times", "run_sweep"]
+__all__ = ["COLLECTIVES", "PAIR", "CollectiveTime", "Sweep", "collective_times", "run_sweep"]
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "point_to_point")
 PAIR = "pair "
@@ -81,13 +78,6 @@ class CollectiveTime:
     """Bytes per second."""
 
 
-def bus_factor(collective: str, ranks: int) -> float:
-    """Ratio of the bus bandwidth to the bandwidth of the buffer."""
-    if collective == "all_reduce":
-        return 2 * (ranks - 1) / ranks
-    return (ranks - 1) / ranks if collective in ("reduce_scatter", "all_gather") else 1.0
-
-
 def run_sweep(sweep: Sweep, launcher: Launcher, machine: Machine) -> RunData:
     """Measure one launch of a sweep; a failure is stored as a run."""
     _check(sweep, launcher)
@@ -124,14 +114,7 @@ def _check(sweep: Sweep, launcher: Launcher) -> None:
         raise InputError(f"{sweep.ranks} ranks on {sweep.cluster.num_devices} devices of {sweep.cluster.name!r}")
 
 
-@dataclass(frozen=True)
-class _SweepOutcome:
-    reports: tuple[RankReport, ...] = ()
-    failure: Failure | None = None
-    rendezvous: Rendezvous = NOWHERE
-
-
-def _carry_out(sweep: Sweep, launcher: Launcher, folder: Path) -> _SweepOutcome:
+def _carry_out(sweep: Sweep, launcher: Launcher, folder: Path) -> LaunchOutcome:
     try:
         with launcher.open(sweep.cluster, sweep.ranks) as site:
             spec = LaunchSpec(
@@ -149,9 +132,9 @@ def _carry_out(sweep: Sweep, launcher: Launcher, folder: Path) -> _SweepOutcome:
             spec.job_path.write_text(json.dumps(_job(sweep, launcher)), encoding="utf-8")
             ending = wait_for_ranks(site.start(processes), processes, TIMEOUT_S)
     except LaunchFailed as error:
-        return _SweepOutcome(failure=Failure(phase="launch", reason="crash", message=str(error)))
+        return LaunchOutcome(failure=Failure(phase="launch", reason="crash", message=str(error)))
     reports = read_reports(spec)
-    return _SweepOutcome(tuple(reports), explain_failure(processes, reports, ending), spec.rendezvous)
+    return LaunchOutcome(reports, explain_failure(processes, reports, ending), spec.rendezvous)
 
 
 def _job(sweep: Sweep, launcher: Launcher) -> dict[str, Any]:

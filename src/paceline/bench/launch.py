@@ -22,7 +22,7 @@ from paceline.bench.generated_data import data_set
 from paceline.bench.job import Adapter, CaseLaunch, LaunchSpec
 from paceline.bench.plugins import plugin_packages
 from paceline.bench.sites.site import NOWHERE, Launch, Launcher, Process, Rendezvous, Site
-from paceline.bench.virtual.devices.emulation import emulation_document, least_tail
+from paceline.bench.virtual.emulation import emulation_document, least_tail
 from paceline.cost.host import fair_threads
 from paceline.errors import LaunchFailed
 from paceline.measurements.run import DRIFT_LIMIT, Failure, Machine, Run, RunData
@@ -32,6 +32,7 @@ from paceline.spec.study import Case, Protocol
 
 __all__ = [
     "LaunchKey",
+    "LaunchOutcome",
     "case_launch",
     "launch_case",
     "launch_folder",
@@ -64,7 +65,9 @@ class LaunchKey:
 
 
 @dataclass(frozen=True)
-class _Outcome:
+class LaunchOutcome:
+    """The reports of the ranks of a launch, and why it failed, if it did."""
+
     reports: list[RankReport] = field(default_factory=list)
     failure: Failure | None = None
     rendezvous: Rendezvous = NOWHERE
@@ -79,7 +82,7 @@ def launch_case(key: LaunchKey, protocol: Protocol, launcher: Launcher, machine:
     adapter = adapter_of(key.case.framework)
     refused = adapter.refusal(key.case)
     if refused:
-        outcome = _Outcome(failure=Failure(phase="launch", reason="unsupported", message=refused))
+        outcome = LaunchOutcome(failure=Failure(phase="launch", reason="unsupported", message=refused))
     else:
         outcome = _launched(key.case, adapter, launcher, protocol, threads=threads)
     outcome = replace(outcome, started_at=started_at, seconds=time.monotonic() - begin)
@@ -120,7 +123,7 @@ def case_launch(
     )
 
 
-def _launched(case: Case, adapter: Adapter, launcher: Launcher, protocol: Protocol, *, threads: int) -> _Outcome:
+def _launched(case: Case, adapter: Adapter, launcher: Launcher, protocol: Protocol, *, threads: int) -> LaunchOutcome:
     rendezvous = NOWHERE
     with launch_folder() as folder:
         try:
@@ -131,12 +134,14 @@ def _launched(case: Case, adapter: Adapter, launcher: Launcher, protocol: Protoc
                 processes = adapter.processes(launch)
                 ending = wait_for_ranks(site.start(processes), processes, protocol.timeout)
         except LaunchFailed as error:
-            return _Outcome(failure=Failure(phase="launch", reason="crash", message=str(error)), rendezvous=rendezvous)
+            return LaunchOutcome(
+                failure=Failure(phase="launch", reason="crash", message=str(error)), rendezvous=rendezvous
+            )
         reports = read_reports(launch)
         failure = explain_failure(processes, reports, ending) or unfaithful(reports, dilation=rendezvous.dilation)
     if failure is not None and failure.reason == "unsustained":
         launcher.slow_down(case)
-    return _Outcome(reports, failure, rendezvous)
+    return LaunchOutcome(reports, failure, rendezvous)
 
 
 def open_case_site(launcher: Launcher, case: Case) -> Site:
@@ -230,7 +235,7 @@ def _oom_kills() -> int:
         return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
 
 
-def _run_data(key: LaunchKey, launcher: Launcher, outcome: _Outcome, machine: Machine) -> RunData:
+def _run_data(key: LaunchKey, launcher: Launcher, outcome: LaunchOutcome, machine: Machine) -> RunData:
     case, reports = key.case, outcome.reports
     first = reports[0] if reports else RankReport(0)
     faithfulness = faithfulness_of(reports, dilation=outcome.rendezvous.dilation)

@@ -41,7 +41,13 @@ def command() -> None:
 )
 @json_option
 def up(file: str, name: str | None, dilation: float, as_json: bool) -> None:
-    """Start the hosts and links of CLUSTER (a file, or a name of the catalog) on this machine; needs root."""
+    """Start the hosts and links of CLUSTER (a file, or a name of the catalog) on this machine; needs root.
+
+    \b
+    Examples:
+      paceline cluster up examples/clusters/four-1gbe.toml
+      paceline cluster up examples/clusters/four-1gbe.toml --name mine --dilation 10
+    """
     from paceline.bench.virtual.lifecycle import bring_up
     from paceline.catalog import cluster
 
@@ -60,8 +66,14 @@ def up(file: str, name: str | None, dilation: float, as_json: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="All clusters that no running study created.")
 @json_option
 def down(names: tuple[str, ...], everything: bool, as_json: bool) -> None:
-    """Stop virtual clusters, including those that a crash left behind."""
-    from paceline.bench.virtual.hosts import state
+    """Stop virtual clusters, including those that a crash left behind.
+
+    \b
+    Examples:
+      paceline cluster down four-1gbe
+      paceline cluster down --all
+    """
+    from paceline.bench.virtual import state
     from paceline.bench.virtual.lifecycle import opened, take_down
     from paceline.errors import InputError
 
@@ -83,7 +95,7 @@ def down(names: tuple[str, ...], everything: bool, as_json: bool) -> None:
 @json_option
 def list_clusters(as_json: bool) -> None:
     """List running virtual clusters; those of a running study end with it."""
-    from paceline.bench.virtual.hosts import state
+    from paceline.bench.virtual import state
     from paceline.bench.virtual.lifecycle import opened
 
     clusters = [opened(home.name) for home in state.listing()]
@@ -105,7 +117,13 @@ def list_clusters(as_json: bool) -> None:
 @click.option("--name", default="mine", show_default=True, help="Name of the cluster in the file.")
 @json_option
 def inspect(target: LaunchTarget, out: Path | None, name: str, as_json: bool) -> None:
-    """Detect the hardware of hosts and measure the links between them; print or write a cluster file."""
+    """Detect the hardware of hosts and measure the links between them; print or write a cluster file.
+
+    \b
+    Examples:
+      paceline cluster inspect
+      paceline cluster inspect --on ssh --hosts a,b --out mine.toml
+    """
     from paceline.bench.sites.survey import cluster_text, hosts_of, survey_hosts
     from paceline.bench.sites.target import make_launcher
 

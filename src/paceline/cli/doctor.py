@@ -33,12 +33,13 @@ __all__ = ["command"]
 @place_options
 @click.option("--cluster", "where", help="Test the links of this cluster: a file, or a name of the catalog.")
 @click.option("--link", help="Link of the catalog that connects the hosts, such as 10gbe.")
-@click.option("--least", type=Finite(0.01, 1.0), help="Share of a link's bandwidth below which it fails: 0.7.")
+@click.option("--least", type=Finite(0.01, 1.0), default=LEAST_SHARE, show_default=True,
+              help="Share of a link's bandwidth below which it fails.")  # fmt: skip
 @click.option("--nccl-tests", "program", help="all_reduce_perf, built with MPI=1; on GPUs the one in the PATH.")
 @store_option
 @json_option
 def command(
-    ranks: int, threads: int | None, target: LaunchTarget, where: str | None, link: str | None, least: float | None,
+    ranks: int, threads: int | None, target: LaunchTarget, where: str | None, link: str | None, least: float,
     program: str | None, store: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """Check for conditions that disturb a measurement: observed, expected, and how to fix them.
@@ -54,7 +55,7 @@ def command(
       paceline doctor --on ssh --hosts a,b,c --link 10gbe
     """
     if target.on != "local":
-        sys.exit(_test_hosts(target, where, link, program, least or LEAST_SHARE, as_json=as_json))
+        sys.exit(_test_hosts(target, where, link, program, least, as_json=as_json))
     if where or link or program:
         raise InputError("this machine has no link to itself", hint="--on slurm, ssh, mpi or virtual")
     checks, folders = diagnose(store, ranks=ranks, threads=threads), cache_folders()

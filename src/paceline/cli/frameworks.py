@@ -18,6 +18,7 @@ from paceline.cli.options import complete_frameworks, json_option
 from paceline.errors import EnvironmentFailed
 from paceline.report.terminal import emit, print_rows, say
 from paceline.report.terminal.progress import Display
+from paceline.report.terminal.records import verification_line
 
 __all__ = ["command"]
 
@@ -107,7 +108,7 @@ def verify(names: tuple[str, ...], networks: tuple[str, ...], family: bool, as_j
         for proof in verify_family(name) if family else verify_framework(name, chosen):
             proofs.append(proof)
             if not as_json:
-                say(_line(proof))
+                say(verification_line(proof))
     bad = [proof for proof in proofs if proof.status in ("different", "failed")]
     if as_json:
         emit({"ok": not bad, "proofs": [dataclasses.asdict(proof) for proof in proofs]}, "frameworks.verify")
@@ -136,11 +137,3 @@ def _modes(names: tuple[str, ...]) -> list[str]:
             raise EnvironmentFailed(f"{name} is not installed", hint=f"paceline frameworks install {name}")
         full_names += asked
     return full_names
-
-
-def _line(proof: Verification) -> str:
-    ranks = f"{proof.ranks} rank" + ("s" if proof.ranks > 1 else "")
-    head = f"{proof.status:<9} {proof.framework:<24} {proof.network:<12} {ranks:<8}"
-    if proof.error is not None and proof.status == "equal":
-        return f"{head} worst {proof.error:.1e}"
-    return f"{head} {proof.reason}"

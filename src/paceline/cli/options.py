@@ -113,6 +113,10 @@ class Whole(click.IntRange):
 
     name = "whole number"
 
+    def _describe_range(self) -> str:
+        """The bounds in --help, without an upper bound that only guards against mistyped numbers."""
+        return f"x>={self.min}"
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The number, or an error of the option."""
         plain: Any = value.replace(",", "") if isinstance(value, str) and _GROUPED.fullmatch(value) else value
@@ -222,9 +226,7 @@ _SIZES = {
 }
 size_options = options(
     *(
-        click.option(
-            f"--{name}", type=click.IntRange(1, 10**9), metavar="N", default=value, show_default=True, help=what
-        )
+        click.option(f"--{name}", type=Whole(1, 10**9), metavar="N", default=value, show_default=True, help=what)
         for name, (value, what) in _SIZES.items()
     )
 )

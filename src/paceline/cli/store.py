@@ -37,6 +37,10 @@ def check(store: Path, as_json: bool) -> None:
 
     Each run has checksums in the format of `sha256sum`, verified whenever it is read. Runs without checksums, of older
     versions, are read and counted as unverified.
+
+    \b
+    Example:
+      paceline store check --store results
     """
     inspection = inspect_store(_existing(store))
     if as_json:
@@ -57,6 +61,10 @@ def repair(store: Path, as_json: bool) -> None:
 
     Nothing is deleted. The document of a campaign is rebuilt from its intact runs, without its study file. Valid runs
     without checksums get checksums of their current content. Runs of a newer version of Paceline are not changed.
+
+    \b
+    Example:
+      paceline store repair --store results
     """
     done = repair_store(_existing(store))
     emit({"store": str(store), "done": [asdict(item) for item in done]}, "store.repair") if as_json else show_repairs(

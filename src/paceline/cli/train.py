@@ -25,7 +25,8 @@ __all__ = ["command"]
               help="Catalog name, or a file ending in .toml.")  # fmt: skip
 @click.option("--ranks", type=click.IntRange(min=1), help="Number of processes, one per device; default: all devices.")
 @click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Plan file of `paceline plan --output`.")
-@click.option("--restarts", type=click.IntRange(min=0), default=0, help="Number of restarts of killed ranks.")
+@click.option("--restarts", type=click.IntRange(min=0), default=0, show_default=True,
+              help="How often a killed rank is restarted.")  # fmt: skip
 @click.option(
     "--threads", type=click.IntRange(min=1), help="Compute threads of each rank; default: an even share of the cores."
 )

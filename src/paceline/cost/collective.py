@@ -33,6 +33,7 @@ __all__ = [
     "Fabric",
     "allreduce",
     "allreduce_parts",
+    "bus_factor",
     "chosen_algorithms",
     "endpoint_of",
     "fabric_between",
@@ -139,6 +140,12 @@ def fabric_of(cluster: Cluster, placed: Sequence[Placed], *, nccl: bool = False)
     """The fabric of ranks placed on a cluster; `nccl` if NCCL exchanges wherever it can."""
     fabric = fabric_between([endpoint_of(cluster.hosts[rank.host], rank.host) for rank in placed])
     return replace(fabric, nccl=bus_between(cluster, placed)) if nccl else fabric
+
+
+def bus_factor(collective: str, ranks: int) -> float:
+    """Bus bandwidth over the bandwidth of one rank's buffer, as nccl-tests defines it: bytes over a link per byte."""
+    share = (ranks - 1) / max(ranks, 1)
+    return {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share}.get(collective, 1.0)
 
 
 def allreduce(fabric: Fabric, size: ArrayLike, algorithm: str | None = None) -> Floats:

@@ -12,11 +12,15 @@ for every 2 x 2 of an image are written and read again (Lavin and Gray, Fast Alg
 An emulated device takes what its emulation states, spread over layers by multiply-adds. Measured layers grow with the
 batch beyond the start of their kernels. The optimiser's update only moves memory: weight, gradient and momentum are
 read, weight and momentum are written.
+
+A throughput as a share of the devices' peak rate (MFU) counts multiply-adds of the network only, not recomputation:
+
+    MFU = rate * sum over layers of 6 multiply-adds / peak        three passes of two operations, all devices
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -39,9 +43,11 @@ __all__ = [
     "LayerWork",
     "device_times",
     "ideal_seconds",
+    "input_unit",
     "layer_class",
     "macs_of",
     "measured_times",
+    "peak_share",
     "profiled_times",
     "update_seconds",
 ]
@@ -246,3 +252,34 @@ def update_seconds(parameters: float, device: Device, *, precision: str = "float
     traffic = UPDATE_TRAFFIC * parameters * max(4, WIDTHS.get(precision, 4))
     seconds = traffic / (device.memory_bandwidth * reach_of(device)["elementwise"]) + _launch(device)
     return seconds / device.quota if device.emulation is None else seconds
+
+
+def input_unit(network: Network | None) -> tuple[str, int]:
+    """Unit and number of units per sample: 1,024 tokens of a text, or one image."""
+    if network is None:
+        return "samples", 1
+    return ("images", 1) if network.input.kind == "image" else ("tokens", network.input.shape[0])
+
+
+def peak_share(
+    macs: Mapping[LayerClass, float] | None,
+    devices: Sequence[Device],
+    rate: float,
+    precision: str,
+    *,
+    fewest: bool = False,
+) -> float | None:
+    """Share of the devices' peak that this many samples per second need; None where work or a peak is not known.
+
+    `macs` are multiply-adds of the forward pass of one sample, by kind of layer; `fewest` as in `ideal_seconds`.
+    """
+    if not macs or any(device.emulation is not None for device in devices):
+        return None
+    alike = Counter(map(id, devices))
+    kinds = {id(device): device for device in devices}
+    ideal = {
+        key: ideal_seconds(macs, device, numerics_on(device, precision), fewest=fewest) for key, device in kinds.items()
+    }
+    if not ideal or not all(ideal.values()):
+        return None
+    return rate / sum(alike[key] / seconds for key, seconds in ideal.items() if seconds)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from paceline.measurements.results import Launches
 from paceline.measurements.summary import Comparison, Interval, compare, median_interval
+from paceline.units import format_count
 
 __all__ = ["RankedCase", "Ranking", "rank_launches"]
 
@@ -43,8 +44,7 @@ class Ranking:
         """The common parameters of the compared cases."""
         where = "" if self.cluster == "local" else f", {self.cluster}"
         source = "" if self.input == "resident" else f", {self.input} input"
-        ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
-        return f"{self.network}, batch {self.batch} x {ranks}{where}{source}"
+        return f"{self.network}, batch {self.batch} x {format_count(self.ranks, 'rank')}{where}{source}"
 
     @property
     def equals(self) -> tuple[RankedCase, ...]:

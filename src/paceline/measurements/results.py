@@ -12,8 +12,7 @@ from pydantic import ValidationError
 
 from paceline import catalog
 from paceline.catalog.frameworks import Policy, resolve
-from paceline.cost.roofline import macs_of
-from paceline.cost.usage import input_unit, peak_share
+from paceline.cost.roofline import input_unit, macs_of, peak_share
 from paceline.errors import InputError, UnknownName, Unsupported
 from paceline.measurements.run import Run, counted
 from paceline.measurements.store import Store

@@ -27,6 +27,8 @@ __all__ = [
     "SCHEMA_VERSION",
     "Check",
     "Failure",
+    "FailurePhase",
+    "FailureReason",
     "Machine",
     "Run",
     "RunData",
@@ -98,21 +100,17 @@ def _asked(text: str) -> _AskedCase:
     return _AskedCase.model_validate_json(text)  # launches of one case have one text
 
 
+FailurePhase = Literal["environment", "launch", "setup", "verify", "measure", "collect"]
+FailureReason = Literal[
+    "crash", "timeout", "out_of_memory", "killed", "cancelled", "mismatch", "unsupported", "no_output", "unsustained"
+]
+
+
 class Failure(SpecModel):
     """Why a launch has no result: the phase, the reason, and the evidence."""
 
-    phase: Literal["environment", "launch", "setup", "verify", "measure", "collect"]
-    reason: Literal[
-        "crash",
-        "timeout",
-        "out_of_memory",
-        "killed",
-        "cancelled",
-        "mismatch",
-        "unsupported",
-        "no_output",
-        "unsustained",
-    ]
+    phase: FailurePhase
+    reason: FailureReason
     message: str
     """A one-line message for tables."""
     rank: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None

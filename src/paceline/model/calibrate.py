@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import lsq_linear
 
 from paceline import catalog
 from paceline.cost.host import SharingProbe
@@ -169,6 +168,8 @@ def _blank(start: Calibration) -> Calibration:
 
 def _solve(matrix: Floats, wanted: Floats, *, scale: Floats, usual: Floats) -> Floats:
     """Least squares on relative errors with a weak pull to usual values, nothing negative, slowdown below one."""
+    from scipy.optimize import lsq_linear  # imported here: the verbs that explain start faster
+
     pull = np.diag(0.02 * np.maximum(scale, 1e-9))
     solution = lsq_linear(
         np.vstack([matrix, pull]),

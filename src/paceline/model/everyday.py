@@ -10,8 +10,7 @@ from typing import Any
 
 from paceline import catalog
 from paceline.cost.precision import numerics_on
-from paceline.cost.roofline import macs_of
-from paceline.cost.usage import input_unit, peak_share
+from paceline.cost.roofline import input_unit, macs_of, peak_share
 from paceline.errors import InputError
 from paceline.model.prediction import Curve, Prediction
 from paceline.model.question import Question

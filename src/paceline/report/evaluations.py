@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from paceline.measurements.run import PHASES
-from paceline.model.plan.make import Plan
 from paceline.model.validation.evaluations import (
     EmulatedCase,
     EvaluationPrediction,
@@ -15,9 +15,9 @@ from paceline.model.validation.evaluations import (
     PredictedHeadline,
 )
 from paceline.report.exports import markdown_lines, plain_markdown
-from paceline.report.tables import NOT_CLOSED, Table, make_table, marked
+from paceline.report.tables import NOT_CLOSED, Table, make_table, marked, plan_table
 from paceline.report.terminal import print_table, say
-from paceline.report.words import dominant_words
+from paceline.report.words import baseline_words, dominant_words
 from paceline.spec.study import case_label
 from paceline.units import SECONDS, format_share
 
@@ -65,7 +65,7 @@ def _parts(answer: EvaluationPrediction, measured: Plain | None) -> Iterator[Par
         yield _curve_heading(one), _curve_table(one), _reasons(one)
     for asked, plan in answer.plans:
         heading = f"Plan: {plan.network} on {plan.cluster}, global batch {asked.global_batch}"
-        yield heading, _plan_table(plan), [plan.best.reason, plan.asynchrony]
+        yield heading, replace(plan_table(plan), title=""), [plan.best.reason, *baseline_words(plan), plan.asynchrony]
     if answer.directions:
         yield "What would help", _direction_table(answer.directions), []
     if measured and "study" in measured:
@@ -118,39 +118,6 @@ def _curve_table(answered: PredictedCurve) -> Table:
 def _reasons(answered: PredictedCurve) -> list[str]:
     first, *others = answered.asked.frameworks
     return [f"{name} against {first}: {'; '.join(answered.why(name))}" for name in others]
-
-
-def _plan_table(plan: Plan) -> Table:
-    rows: list[tuple[object, ...]] = [
-        (
-            one.kind,
-            len(one.groups),
-            one.quorum,
-            f"{one.predicted_throughput:,.0f}",
-            "{:,.0f} to {:,.0f}".format(*(one.interval_90 or ())),
-            format_share(one.predicted_utilisation),
-            one.local_steps,
-            f"{one.staleness:.1f}",
-            format_share(one.efficiency),
-        )
-        for one in plan.ranked
-    ]
-    if plan.baseline is not None:
-        low, high = plan.baseline.throughput.interval_90
-        rate = f"{plan.baseline.throughput.value:,.0f}"
-        rows.append(("baseline: DDP, equal shares", 1, 1, rate, f"{low:,.0f} to {high:,.0f}", "", "", "", ""))
-    columns = [
-        "plan",
-        ">groups",
-        ">quorum",
-        ">samples/s",
-        ">90 %",
-        ">utilisation",
-        ">local steps",
-        ">staleness",
-        ">efficiency",
-    ]
-    return make_table(columns, rows)
 
 
 def _direction_table(directions: Sequence[PredictedDirection]) -> Table:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import html
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import missing_extra
 from paceline.measurements.trace.formats import busy_seconds
-from paceline.report.tables import Table, make_table
-from paceline.report.words import dominant_words
+from paceline.report.tables import Table, make_table, plan_table
+from paceline.report.words import baseline_words, dominant_words
 from paceline.units import SECONDS, format_share
 
 if TYPE_CHECKING:
@@ -128,33 +128,11 @@ class PlanTable(ResultTable):
 
     def shown(self) -> Table:
         """The candidates, and why the first is best."""
-        rows = [
-            (
-                one.kind,
-                str(len(one.groups)),
-                str(_num_devices(one.shares)),
-                f"{one.predicted_throughput:,.1f}",
-                "{:,.1f}-{:,.1f}".format(*one.interval_90) if one.interval_90 else "",
-                SECONDS.format(one.predicted_step),
-                format_share(one.predicted_utilisation),
-                f"{one.efficiency:.2f}",
-            )
-            for one in self.plan.ranked
-        ]
-        columns = ("strategy", ">groups", ">devices", ">samples/s", ">90 %", ">step", ">utilisation", ">efficiency")
-        title = f"{self.plan.network} on {self.plan.cluster}, global batch {self.plan.global_batch}"
+        table = plan_table(self.plan)
         best = self.plan.best
         basis = [f"rests on: {line}" for line in self.plan.basis]
-        notes = [f"precision: {self.plan.precision}", *_gain(self.plan), self.plan.asynchrony, *basis]
-        return make_table(columns, rows, title=title, notes=[*notes, f"best: {best.kind}, because {best.reason}"])
-
-
-def _gain(plan: Plan) -> list[str]:
-    if plan.baseline is None:
-        return []
-    low, high = plan.baseline.gain.interval_90
-    gain = f"{plan.baseline.gain.value:+z.1%} (90 %: {low:+z.1%} to {high:+z.1%})"
-    return [f"baseline, DDP with equal shares: {plan.baseline.throughput.value:,.1f} samples/s; the plan gains {gain}"]
+        notes = [f"precision: {self.plan.precision}", *baseline_words(self.plan), self.plan.asynchrony, *basis]
+        return replace(table, notes=(*notes, f"best: {best.kind}, because {best.reason}"))
 
 
 def _num_devices(shares: Sequence[Sequence[int]]) -> int:

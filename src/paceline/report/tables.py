@@ -10,7 +10,7 @@ from paceline.measurements.ranking import Ranking
 from paceline.measurements.results import CaseResult
 from paceline.measurements.run import PHASES, Run
 from paceline.report.words import mfu_words, percent_half, span_ms, tried_words
-from paceline.units import BYTES, SECONDS, format_share
+from paceline.units import BYTES, SECONDS, format_count, format_share
 
 if TYPE_CHECKING:  # Importing the model would make every table slow to start.
     from paceline.explain.cases.breakdown import Breakdown
@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # Importing the model would make every table slow to start.
     from paceline.explain.cases.stragglers import Straggler
     from paceline.explain.gap import Gap
     from paceline.explain.predicted import Residual
+    from paceline.model.plan.make import Plan
 
 __all__ = [
     "NOT_CLOSED",
@@ -30,6 +31,7 @@ __all__ = [
     "make_table",
     "marked",
     "phase_table",
+    "plan_table",
     "rank_table",
     "ranking_table",
     "residual_table",
@@ -170,9 +172,8 @@ def failure_table(runs: Sequence[Run]) -> Table:
     for case_id, run in newest.items():
         assert run.failure is not None
         count = sum(other.case_id == case_id and other.failure is not None for other in runs)
-        launches = "1 launch" if count == 1 else f"{count} launches"
         where = f"{run.failure.phase}: {run.failure.reason}"
-        rows.append([run.label, where, f"{run.failure.message} ({launches})"])
+        rows.append([run.label, where, f"{run.failure.message} ({format_count(count, 'launch')})"])
     return make_table(["case", "where", "why"], rows, title="Failures")
 
 
@@ -317,3 +318,27 @@ def residual_table(residuals: Sequence[Residual]) -> Table:
     ]
     columns = ["case", ">measured step", ">predicted step", ">90 % interval", *(f">{name}, ms" for name in names)]
     return make_table(columns, rows, title="Residual of each phase: measured minus predicted.")
+
+
+def plan_table(plan: Plan) -> Table:
+    """The candidate strategies of a plan, the best first; H: steps between exchanges, K: groups they wait for."""
+    columns = ["strategy", ">groups", ">devices", ">H", ">K", ">samples/s", ">90 %", ">step",
+               ">utilisation", ">staleness", ">efficiency"]  # fmt: skip
+    rows = [
+        (
+            one.kind,
+            len(one.groups),
+            sum(samples > 0 for shares in one.shares for samples in shares),
+            one.local_steps,
+            one.quorum,
+            Cell(f"{one.predicted_throughput:,.1f}", one.predicted_throughput),
+            "{:,.1f} to {:,.1f}".format(*one.interval_90) if one.interval_90 else "",
+            _seconds(one.predicted_step),
+            format_share(one.predicted_utilisation),
+            f"{one.staleness:.2f}",
+            f"{one.efficiency:.2f}",
+        )
+        for one in plan.ranked
+    ]
+    title = f"{plan.network} on {plan.cluster}, global batch {plan.global_batch}"
+    return make_table(columns, rows, title=title, ordered=True)

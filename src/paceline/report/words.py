@@ -16,10 +16,12 @@ from paceline.units import format_share
 if TYPE_CHECKING:  # Importing the model would make every verb slow to start.
     from paceline.explain.findings import Finding
     from paceline.explain.gap import Bar
+    from paceline.model.plan.make import Plan
     from paceline.model.prediction import Curve, Prediction
 
 __all__ = [
     "MOST_OTHERS",
+    "baseline_words",
     "common_label",
     "dominant_words",
     "file_name",
@@ -125,6 +127,21 @@ def dominant_words(prediction: Prediction) -> str:
     if prediction.dominant != "compute" or share < WORTH_NAMING:
         return prediction.dominant
     return f"compute, then {name} {100 * share:.0f} %"
+
+
+def baseline_words(plan: Plan) -> list[str]:
+    """Plain DDP on the cluster of a plan, and the gain of the plan over it."""
+    baseline = plan.baseline
+    if baseline is None:
+        return ["no baseline: DDP needs a sample for every device"]
+    (low, high), (least, most) = baseline.throughput.interval_90, baseline.gain.interval_90
+    passes = f", in {baseline.passes} passes on the smallest device" if baseline.passes > 1 else ""
+    return [
+        f"baseline, DDP with equal shares: {baseline.throughput.value:,.1f} samples/s "
+        f"(90 %: {low:,.1f} .. {high:,.1f}){passes}",
+        f"gain of the plan over it: {100 * baseline.gain.value:+z.1f} % "
+        f"(90 %: {100 * least:+z.1f} .. {100 * most:+z.1f} %)",
+    ]
 
 
 def file_name(text: str) -> str:

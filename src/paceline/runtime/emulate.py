@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline import variables
-from paceline.bench.virtual.devices.clock import DeviceClock, exact_timers
+from paceline.bench.virtual.clock import DeviceClock, exact_timers
 from paceline.errors import InputError
 
 __all__ = ["Emulated", "emulate", "emulate_as_told", "emulated_device"]

@@ -17,6 +17,7 @@ from paceline.spec.cluster import Cluster
 from paceline.spec.fields import Count, Label, Name, Seconds, SpecModel
 from paceline.spec.network import Network
 from paceline.spec.strategy import Strategy
+from paceline.units import format_count
 
 __all__ = [
     "Case",
@@ -171,9 +172,8 @@ class Case(SpecModel):
 
 def case_label(network: str, framework: str, batch: int, ranks: int, cluster: str) -> str:
     """The label of a case; `framework` includes the name of the strategy; the local cluster is not named."""
-    plural = "rank" if ranks == 1 else "ranks"
     where = "" if cluster == "local" else f", {cluster}"
-    return f"{network} {framework}, batch {batch} x {ranks} {plural}{where}"
+    return f"{network} {framework}, batch {batch} x {format_count(ranks, 'rank')}{where}"
 
 
 @dataclass(frozen=True)

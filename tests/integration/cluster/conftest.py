@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.bench.virtual.hosts.enter import on_host
 from paceline.bench.virtual.lifecycle import VirtualCluster, bring_up, take_down
+from paceline.bench.virtual.namespaces import on_host
 from paceline.spec.cluster import Cluster, Device, Host, Link
 from tests.integration.cluster.services import missing_programs, start_ray, start_slurm, start_sshd
 

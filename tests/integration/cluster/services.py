@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.bench.virtual.hosts.enter import on_host
 from paceline.bench.virtual.lifecycle import VirtualCluster
+from paceline.bench.virtual.namespaces import on_host
 
 
 def on(up: VirtualCluster, host: str, command: Sequence[str], **options: object) -> subprocess.CompletedProcess[str]:

@@ -50,7 +50,7 @@ def family(root: int) -> list[psutil.Process]:
     processes = [psutil.Process(root), *psutil.Process(root).children(recursive=True)]
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "paceline.bench.virtual.hosts.holder" in words and words[-1] == str(root):
+        if "paceline.bench.virtual.holder" in words and words[-1] == str(root):
             processes += [process, *process.children(recursive=True)]
     return processes
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.virtual.hosts.enter import on_host
+from paceline.bench.virtual.namespaces import on_host
 from paceline.catalog import cluster, network
 from paceline.measurements.store import Store
 from paceline.measurements.tables import pass_times

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.virtual.hosts.enter import on_host
+from paceline.bench.virtual.namespaces import on_host
 from tests.integration.cluster.conftest import Grounds
 from tests.integration.cluster.test_sites import CLUSTER
 

@@ -16,12 +16,11 @@ import psutil
 import pytest
 
 from paceline.bench.sites.virtual import VirtualLauncher
-from paceline.bench.virtual.hosts import state
-from paceline.bench.virtual.hosts.enter import on_host
-from paceline.bench.virtual.hosts.throttle import group_for, join_group, remove_groups
+from paceline.bench.virtual import state, verify
 from paceline.bench.virtual.lifecycle import bring_up, check_machine, opened, reshape, take_down
-from paceline.bench.virtual.links import verify
-from paceline.bench.virtual.links.verify import measure_streams, measure_trip
+from paceline.bench.virtual.namespaces import on_host
+from paceline.bench.virtual.throttle import group_for, join_group, remove_groups
+from paceline.bench.virtual.verify import measure_streams, measure_trip
 from paceline.errors import InputError, LaunchFailed, Unsupported
 from tests.integration.cluster.conftest import RATE, equal_hosts
 from tests.integration.cluster.services import on, wait_until
@@ -44,7 +43,7 @@ def holders(root: Path) -> list[int]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "paceline.bench.virtual.hosts.holder" in words and any(word.startswith(str(root)) for word in words):
+        if "paceline.bench.virtual.holder" in words and any(word.startswith(str(root)) for word in words):
             found.append(process.pid)
     return found
 
@@ -221,7 +220,7 @@ def test_a_quota_holds_real_compute() -> None:
 
 def test_duty_cycle_where_there_are_no_groups() -> None:
     code = "import time\nb=time.perf_counter()\nwhile time.perf_counter()-b<1: pass\nprint(time.process_time())"
-    module = "paceline.bench.virtual.hosts.throttle"
+    module = "paceline.bench.virtual.throttle"
     command = [sys.executable, "-m", module, "0.25", sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert float(done.stdout) < 0.5

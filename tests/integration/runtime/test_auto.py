@@ -17,10 +17,10 @@ import pytest
 
 from paceline.bench.environments import worker_path
 from paceline.bench.sites.local import free_ports
-from paceline.bench.virtual.hosts.enter import on_network
 from paceline.bench.virtual.layout import lay_out
 from paceline.bench.virtual.lifecycle import VirtualCluster, bring_up, take_down
-from paceline.bench.virtual.links.shaping import shape
+from paceline.bench.virtual.namespaces import on_network
+from paceline.bench.virtual.shaping import shape
 from paceline.spec.cluster import Cluster, Device, Host, Link
 
 pytestmark = pytest.mark.alone

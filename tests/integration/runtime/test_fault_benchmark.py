@@ -54,9 +54,9 @@ class Written:
 @pytest.fixture
 def books(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from lib.fault_books import Absence, books
+    from lib.commit_audit import Absence, audit_commits
 
-    return lambda absences=(), **lines: books(Written(**lines), [Absence(*absence) for absence in absences])
+    return lambda absences=(), **lines: audit_commits(Written(**lines), [Absence(*absence) for absence in absences])
 
 
 def lines(name: str, *changed: tuple[int, dict[str, Any]]) -> list[dict[str, Any]]:

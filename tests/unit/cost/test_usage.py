@@ -4,8 +4,7 @@ import pytest
 
 from paceline import catalog
 from paceline.cost.precision import Numerics
-from paceline.cost.roofline import ideal_seconds, macs_of
-from paceline.cost.usage import input_unit, peak_share
+from paceline.cost.roofline import ideal_seconds, input_unit, macs_of, peak_share
 from paceline.errors import Unsupported
 from paceline.spec.cluster import Device, Emulation
 

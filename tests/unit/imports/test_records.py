@@ -14,9 +14,10 @@ from click.testing import CliRunner
 
 from paceline.catalog.links import link
 from paceline.cli import program
+from paceline.cost.collective import bus_factor
 from paceline.errors import InputError
 from paceline.measurements.foreign.logs import looks_like_log, read_log
-from paceline.measurements.foreign.nccl_tests import _factor, looks_like_nccl_tests, read_nccl_tests
+from paceline.measurements.foreign.nccl_tests import looks_like_nccl_tests, read_nccl_tests
 from paceline.measurements.foreign.recorder import Hang, find_hangs, read_dump
 from paceline.measurements.store import Store
 from paceline.model.calibrate import stored_sweeps
@@ -545,4 +546,4 @@ def test_times_and_bandwidths_of_nccl_tests_that_contradict_each_other_are_refus
 def test_the_bandwidth_of_the_bus_is_that_of_the_buffer_times_what_nccl_tests_defines(
     operation: str, factor: float
 ) -> None:
-    assert _factor(operation, 4) == factor
+    assert bus_factor(operation, 4) == factor

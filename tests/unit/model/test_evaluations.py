@@ -143,7 +143,7 @@ def test_the_command_shows_and_writes_the_answer(paceline: Command, tmp_path: Pa
         "far too fast",
         "outside",
         "speed-up at 4",
-        "baseline: DDP",
+        "baseline, DDP",
         "link.bandwidth=100 Gb/s",
         "assumed: two",
     ):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline import api, catalog
-from paceline.cost.usage import input_unit
+from paceline.cost.roofline import input_unit
 from paceline.errors import InputError
 from paceline.measurements.profile import Profile, ProfiledLayer
 from paceline.model.everyday import everyday_of, job_of

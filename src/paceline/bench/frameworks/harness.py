@@ -24,7 +24,7 @@ from typing import Any, TextIO
 
 from paceline import variables
 from paceline.bench.frameworks.rendezvous import ControlChannel, join_job
-from paceline.bench.virtual.hosts.syscalls import set_parent_death_signal
+from paceline.bench.virtual.namespaces import set_parent_death_signal
 
 __all__ = ["Events", "Job", "Session", "main", "opened_job", "pin", "settled", "trend"]
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from paceline import variables
 from paceline.bench.frameworks.rendezvous import ControlChannel, join_job
-from paceline.bench.virtual.links import probe
+from paceline.bench.virtual import probe
 
 __all__ = ["describe_host", "main"]
 

@@ -1,7 +1,7 @@
 """The agent that an engine starts on a host: it runs one process and ends it when its connection breaks.
 
-    python3 agent.py ADDRESSES PORT      calls the launcher; the token of the launch is in PACELINE_AGENT_TOKEN python3
-    agent.py ADDRESSES -         communicates by standard input and output, inside ssh; the first line is the token
+    python3 agent.py ADDRESSES PORT      calls the launcher; the token of the launch is in PACELINE_AGENT_TOKEN
+    python3 agent.py ADDRESSES -         uses standard input and output, inside ssh; the token is the first line
 
 It reports its host, receives the command to run, and returns the exit code, with log and events where no file system
 is shared. Its source and that of the channel travel as an argument, so that hosts need only Python 3.9.

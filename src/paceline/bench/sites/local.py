@@ -115,10 +115,10 @@ class Spawned:
             process.wait()
 
 
-def free_ports(count: int, address: str = "127.0.0.1") -> tuple[int, ...]:
-    """Currently free ports."""
+def free_ports(count: int) -> tuple[int, ...]:
+    """Currently free ports of loopback."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for item in sockets:
-            item.bind((address, 0))
+            item.bind(("127.0.0.1", 0))
         return tuple(item.getsockname()[1] for item in sockets)

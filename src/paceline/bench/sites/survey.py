@@ -133,7 +133,7 @@ def _link(pair: dict[str, Any], names: list[str]) -> MeasuredLink:
 
 def hosts_of(target: LaunchTarget) -> Cluster:
     """The hosts of a target: by name, of Slurm, of the running virtual cluster, or this host."""
-    from paceline.bench.virtual.hosts import state
+    from paceline.bench.virtual import state
     from paceline.bench.virtual.lifecycle import opened
 
     if target.on == "virtual":

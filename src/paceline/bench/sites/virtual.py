@@ -13,13 +13,13 @@ from typing import IO
 
 from paceline.bench.sites.local import inherited, spawn
 from paceline.bench.sites.site import Launch, Launcher, Process, Rendezvous, Site, SiteRequest
-from paceline.bench.virtual.devices.dilation import choose_dilation
-from paceline.bench.virtual.devices.emulation import exchange_load
-from paceline.bench.virtual.hosts import state
-from paceline.bench.virtual.hosts.enter import on_host
-from paceline.bench.virtual.hosts.throttle import group_for, join_group
+from paceline.bench.virtual import state
+from paceline.bench.virtual.dilation import choose_dilation
+from paceline.bench.virtual.emulation import exchange_load
 from paceline.bench.virtual.layout import INTERFACE
 from paceline.bench.virtual.lifecycle import VirtualCluster, bring_up, check_machine, opened, reshape, take_down
+from paceline.bench.virtual.namespaces import on_host
+from paceline.bench.virtual.throttle import group_for, join_group
 from paceline.errors import InputError, LaunchFailed
 from paceline.spec.cluster import Cluster, Device, Placed
 from paceline.spec.study import Case
@@ -154,7 +154,7 @@ class VirtualSite(Site):
         group = group_for(self._up.name, process.name.replace(" ", "-"), share=device.quota)
         if group is not None:
             return join_group(group, argv)
-        module = "paceline.bench.virtual.hosts.throttle"
+        module = "paceline.bench.virtual.throttle"
         return [sys.executable, "-m", module, str(device.quota), *argv]
 
 

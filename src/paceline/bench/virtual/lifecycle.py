@@ -14,10 +14,10 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from paceline.bench.virtual.hosts import state
+from paceline.bench.virtual import state
 from paceline.bench.virtual.layout import Layout, lay_out
-from paceline.bench.virtual.links.shaping import connect, needs_delay, shape, start_delays, stop_delays
-from paceline.bench.virtual.links.verify import LinkCheck, measure_trips, verify_links
+from paceline.bench.virtual.shaping import connect, needs_delay, shape, start_delays, stop_delays
+from paceline.bench.virtual.verify import LinkCheck, measure_trips, verify_links
 from paceline.errors import InputError, LaunchFailed, Unsupported
 from paceline.files import atomic_write
 from paceline.spec.cluster import Cluster
@@ -26,6 +26,8 @@ __all__ = ["VirtualCluster", "bring_up", "check_machine", "opened", "reshape", "
 
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "setpriv": "util-linux", "chrt": "util-linux"}
 _START_S = 30.0
+_STOP_S = 15.0
+"""Seconds for the holder to remove everything before it is killed."""
 _CALIBRATIONS = 4
 _CLOSE = 0.015
 """Relative error of the latency at which calibration ends; verification allows more."""
@@ -163,7 +165,7 @@ def _write_hosts(home: Path, layout: Layout) -> None:
 
 def _start_holder(home: Path, *, owner: int) -> None:
     """Start the holder, which runs in the background."""
-    command = [sys.executable, "-m", "paceline.bench.virtual.hosts.holder", str(home), str(owner)]
+    command = [sys.executable, "-m", "paceline.bench.virtual.holder", str(home), str(owner)]
     with (home / "holder.log").open("wb") as log:
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=_START_S, check=False)
 
@@ -205,12 +207,12 @@ def opened(name: str) -> VirtualCluster:
     return VirtualCluster(home.name, home, cluster, layout, processes, checks, owned=data["owned"])
 
 
-def take_down(home: Path, *, patience_s: float = 15.0) -> None:
+def take_down(home: Path) -> None:
     """Stop the holder, which stops everything else, and wait until all resources are removed."""
     processes = state.read_processes(home)
     if processes is not None and state.is_alive(home):
         os.kill(processes.holder, signal.SIGTERM)
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + _STOP_S
         while state.is_alive(home) and time.monotonic() < deadline:
             time.sleep(0.02)
         if state.is_alive(home):

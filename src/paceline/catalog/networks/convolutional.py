@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from paceline.catalog.networks.builder import NetworkBuilder, Side
@@ -322,7 +323,7 @@ BLOCKS = {
 def googlenet(name: str, size: int = 224) -> Network:
     """The batch-norm form that torchvision ships; its third branch is 3 x 3 where the paper has 5 x 5."""
     net = NetworkBuilder()
-    conv = _normed(net)
+    conv = partial(_conv, net)
     conv("conv1", 64, 7, stride=2, padding=3)
     net.max_pool("pool1", 3, 2, ceil=True)
     conv("conv2_reduce", 64, 1)
@@ -373,15 +374,6 @@ def _block(net: NetworkBuilder, conv: Conv, name: str, channels: tuple[int, ...]
     net.max_pool(f"{name}_pool", 3, 1, padding=1, reads=before)
     pooled = conv(f"{name}_pool_proj", projected, 1)
     net.concat(f"{name}_output", first, second, wide, pooled)
-
-
-def _normed(net: NetworkBuilder) -> Conv:
-    def conv(name: str, channels: int, kernel: int, **options: Any) -> str:
-        net.conv(name, channels, kernel, bias=False, **options)
-        net.batch_norm(f"{name}_bn", eps=0.001)
-        return net.relu(f"{name}_relu")
-
-    return conv
 
 
 def _plain(net: NetworkBuilder) -> Conv:

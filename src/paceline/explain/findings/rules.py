@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from paceline.cost.collective import bus_factor
 from paceline.explain.cases.evidence import CaseEvidence
 from paceline.explain.cases.exchange import FASTEST_PER_BYTE, GradientExchange
 from paceline.explain.cases.stragglers import find_stragglers
@@ -121,8 +122,7 @@ def slow_link(evidence: CaseEvidence) -> Finding | None:
     if exchange is None or len({item.host for item in evidence.placed}) == 1:
         return None
     faster = _on_faster_link(evidence, exchange)[1]
-    ranks = evidence.run.ranks
-    rate = 2 * (ranks - 1) / ranks / exchange.per_byte
+    rate = bus_factor("all_reduce", evidence.run.ranks) / exchange.per_byte
     return make(
         evidence,
         "slow_link",

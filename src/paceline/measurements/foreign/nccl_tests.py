@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 from paceline import __version__
+from paceline.cost.collective import bus_factor
 from paceline.errors import InputError
 from paceline.measurements.run import Machine, Run, RunData
 from paceline.measurements.trace.stream import ESCAPES, begin_of, read_content
@@ -264,19 +265,13 @@ def _from_text(text: str) -> _Found:
 def _implied(ranks: int, factors: list[float]) -> str | None:
     """The reduction without a root whose bus bandwidth has this ratio to the bandwidth of the buffer."""
     measured = median(factors) if factors else 0.0
-    names = {name: _factor(name, ranks) for name in ("all_reduce", "reduce_scatter")}
+    names = {name: bus_factor(name, ranks) for name in ("all_reduce", "reduce_scatter")}
     return next((name for name, factor in names.items() if abs(measured - factor) < 0.05 * factor), None)
-
-
-def _factor(operation: str, ranks: int) -> float:
-    """Bus bandwidth over the bandwidth of the buffer, as nccl-tests defines it."""
-    share = (ranks - 1) / max(ranks, 1)
-    return {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share}.get(operation, 1.0)
 
 
 def _check_factor(path: Path, operation: str, found: _Found) -> None:
     """Refuse rows of another collective or number of ranks, such as those of a list that was cut."""
-    expected, measured = _factor(operation, found.ranks), median(found.factors or (0.0,))
+    expected, measured = bus_factor(operation, found.ranks), median(found.factors or (0.0,))
     if measured and abs(measured - expected) > 0.05 * expected:
         raise InputError(f"{path}: busbw is {measured:.3g} times algbw, {operation} of {found.ranks} ranks has "
                          f"{expected:.3g} times",

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from paceline.errors import Unsupported
 from paceline.model.prediction import Estimate, estimate
@@ -161,6 +160,8 @@ def refit_beyond(rates: Rates, case: dict[str, Floats], seconds: Floats) -> Rate
 
 
 def _solve(case: dict[str, Floats], seconds: Floats, *, mean: Floats, free: NDArray[np.int64], noise: float) -> Rates:
+    from scipy.optimize import least_squares  # imported here: the verbs that list evaluations start faster
+
     wanted = np.log(seconds)
 
     def full(some: Floats) -> Floats:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from paceline.explain.predicted import ScalingSeries
 from paceline.measurements.ranking import RankedCase, Ranking
 from paceline.report.figures import LINES, SYMBOLS, Figure, error_bars, log_ticks, new_figure, plot_text
+from paceline.units import format_count
 
 __all__ = ["efficiency", "ranked_bars", "scaling", "styles_of"]
 
@@ -60,7 +61,7 @@ def _ranked_bar(ranking: Ranking, place: RankedCase, number: int, styles: Styles
 
 def _size(ranking: Ranking, alike: Collection[str]) -> str:
     """Label that distinguishes this group of bars within its network."""
-    ranks = "1 rank" if ranking.ranks == 1 else f"{ranking.ranks} ranks"
+    ranks = format_count(ranking.ranks, "rank")
     more = {"batch": f"batch {ranking.batch}", "cluster": ranking.cluster, "input": ranking.input}
     return plot_text(", ".join([ranks, *(words for name, words in more.items() if name not in alike)]))
 

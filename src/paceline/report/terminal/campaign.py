@@ -24,7 +24,7 @@ from paceline.report.words import (
     tried_words,
 )
 from paceline.spec.study import Case
-from paceline.units import SECONDS, format_share
+from paceline.units import SECONDS, format_count, format_share
 
 if TYPE_CHECKING:  # Importing the model would make every verb slow to start.
     from paceline.bench.measure import Duration
@@ -60,20 +60,17 @@ def _notes(results: Sequence[CaseResult]) -> Iterator[str]:
     yield from (f"\nHost: {words}" for words in filter(None, [host_words([result.run for result in results])]))
     fewest = min((result.num_counted for result in results if result.throughput), default=ENOUGH_LAUNCHES)
     if fewest < ENOUGH_LAUNCHES:
-        yield f"\nNote: {_launches(fewest)} per case; t intervals of so few are wide, five or more make them narrow."
+        few = format_count(fewest, "launch")
+        yield f"\nNote: {few} per case; t intervals of so few are wide, five or more make them narrow."
     drifted = sum(result.num_drifted for result in results)
     left_out = sum(result.num_launches - result.num_failed - result.num_counted for result in results)
     if drifted:
         yield (
-            f"Note: the machine's own speed was off its median by more than the asked width in {_launches(drifted)}; "
-            f"{left_out or 'none'} of them left out."
+            "Note: the machine's own speed was off its median by more than the asked width in "
+            f"{format_count(drifted, 'launch')}; {left_out or 'none'} of them left out."
         )
     for label in sorted({label for result in results for label in result.run.labels}):
         yield f"Note: {label}"
-
-
-def _launches(count: int) -> str:
-    return "1 launch" if count == 1 else f"{count} launches"
 
 
 def show_campaigns(campaigns: Sequence[dict[str, object]]) -> None:

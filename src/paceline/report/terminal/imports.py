@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.report.terminal import print_rows, say
 from paceline.report.terminal.watched import advice_for, replay_lines, title_of, verdict_document
-from paceline.units import BANDWIDTH, BYTES, SECONDS, format_share
+from paceline.units import BANDWIDTH, BYTES, SECONDS, format_count, format_share
 
 if TYPE_CHECKING:
     from paceline.explain.imports import Imported
@@ -48,7 +48,7 @@ def _show_job(imported: Imported) -> None:
     rows = [[str(row["rank"]), *(SECONDS.format(row[name]) for name in ("step_s", "compute_s", "communication_s")),
              *(f"{SECONDS.format(row[name])} ({format_share(row[name] / row['step_s'])})"
                for name in ("overlap_s", "exposed_s", "input_s", "idle_s"))] for row in _ranks(job)]  # fmt: skip
-    ranks = "1 rank" if len(job.ranks) == 1 else f"{len(job.ranks)} ranks"
+    ranks = format_count(len(job.ranks), "rank")
     title = f"{imported.name}: {ranks}, {len(job.steps)} steps, {job.format}; medians over steps"
     print_rows(title, RANK_COLUMNS, rows[:SHOWN_RANKS])
     if len(rows) > SHOWN_RANKS:

@@ -11,9 +11,10 @@ from paceline.model.plan.file import PlanFile
 from paceline.model.plan.make import Plan
 from paceline.model.prediction import Curve, Prediction, reasons
 from paceline.model.simulate.scenario import Simulated
-from paceline.report.terminal import print_rows, say
-from paceline.report.words import common_label, dominant_words
-from paceline.units import BYTES, SECONDS, format_share
+from paceline.report.tables import plan_table
+from paceline.report.terminal import print_rows, print_table, say
+from paceline.report.words import baseline_words, common_label, dominant_words
+from paceline.units import BYTES, SECONDS, format_count, format_share
 
 __all__ = ["show_buckets", "show_changed", "show_checked", "show_curves", "show_plan", "show_reached", "show_simulated"]
 
@@ -45,21 +46,17 @@ def _show_curve(curve: Curve) -> None:
     terms = [[p.devices, *(SECONDS.format(p.terms[name]) for name in names)] for p in curve.predictions]
     print_rows("\nterms of a step", [">devices", *names], terms)
     say("", *_plot_lines(curve.predictions))
-    knee = f"after {_devices(curve.knee)}" if curve.knee else "not reached"
+    knee = f"after {format_count(curve.knee, 'device')}" if curve.knee else "not reached"
     say(f"\nknee (a doubling adds less than {format_share(curve.knee_gain)}): {knee}")
     choices = curve.detail.get("fusion", {})
     if choices:
         listed = [
             f"{one['exchanges']} {FUSED[name]} ({SECONDS.format(one['exposed_s'])})" for name, one in choices.items()
         ]
-        count = _devices(curve.predictions[-1].devices)
+        count = format_count(curve.predictions[-1].devices, "device")
         say(f"exchanges of a step, and what compute does not hide of them, at {count}: {', '.join(listed)}")
     say(*precision_lines([curve]), *memory_lines(curve))
     say(*(f"rests on: {line}" for line in curve.basis), f"to narrow the interval: {curve.advice}")
-
-
-def _devices(count: int) -> str:
-    return f"{count} device{'s' * (count != 1)}"
 
 
 FUSED = {"policy": "as the framework does it", "mgwfbp": "by MG-WFBP", "optimal": "at best"}
@@ -149,7 +146,7 @@ def _show_comparison(curves: Sequence[Curve], names: Sequence[str]) -> None:
     print_rows(f"{common_label(curves)}: samples/s by devices", columns, rows)
     say("", *_plot_lines([curve.predictions[-1] for curve in curves], names))
     say("", *precision_lines(curves, names))
-    say(f"\nwhy, against {names[0]} at {_devices(counts[-1])}")
+    say(f"\nwhy, against {names[0]} at {format_count(counts[-1], 'device')}")
     for name, curve in zip(names[1:], curves[1:], strict=True):
         say(f"{name}: {'; '.join(reasons(curves[0], curve))}")
 
@@ -180,7 +177,7 @@ def show_changed(before: Curve, after: Curve, changes: Sequence[str]) -> None:
     print_rows(f"{before.label}; {', '.join(changes)}", columns, rows)
     names = [name for old, _ in pairs for name in (f"{old.devices} before", "after")]
     say("", *_plot_lines([prediction for pair in pairs for prediction in pair], names))
-    say(f"\nwhy, at {_devices(pairs[-1][1].devices)}: {'; '.join(reasons(before, after))}")
+    say(f"\nwhy, at {format_count(pairs[-1][1].devices, 'device')}: {'; '.join(reasons(before, after))}")
     say(
         *precision_lines([before, after], ("the step before", "the step after")),
         *after.notes,
@@ -248,7 +245,7 @@ def show_simulated(label: str, runs: Sequence[Simulated], how: dict[str, str]) -
     say("          " + ", ".join(f"{mark} {name}" for name, mark in MARKS.items() if name in shown))
     shares = ", ".join(f"{name} {format_share(share)}" for name, share in runs[-1].shares.items())
     said = [f"{name}: {words}" for name, words in how.items() if words]
-    say(f"at {_devices(runs[-1].devices)}: {shares}", *said)
+    say(f"at {format_count(runs[-1].devices, 'device')}: {shares}", *said)
 
 
 def _simulated_row(run: Simulated, asynchronous: bool) -> list[object]:
@@ -267,21 +264,6 @@ _LEGEND = (
     "utilisation: of the sum of the devices' own throughputs; staleness: steps that a gradient is late;",
     "efficiency: what staleness and local steps leave of a sample's worth (throughput x efficiency ranks the plans)",
 )
-
-
-def _show_baseline(plan: Plan) -> None:
-    """Plain DDP as baseline of the plan, with the gain."""
-    baseline = plan.baseline
-    if baseline is None:
-        say("no baseline: DDP needs a sample for every device")
-        return
-    low, high = (100 * bound for bound in baseline.gain.interval_90)
-    rate = "{:,.1f} samples/s (90 %: {:,.1f} .. {:,.1f})".format(
-        baseline.throughput.value, *baseline.throughput.interval_90
-    )
-    passes = f", in {baseline.passes} passes on the smallest device" if baseline.passes > 1 else ""
-    say(f"baseline, DDP with equal shares: {rate}{passes}")
-    say(f"gain of the plan over it: {100 * baseline.gain.value:+z.1f} % (90 %: {low:+z.1f} .. {high:+z.1f} %)")
 
 
 def _show_loads(plan: Plan) -> None:
@@ -310,27 +292,9 @@ def _show_loads(plan: Plan) -> None:
 
 def show_plan(plan: Plan) -> None:
     """Candidate strategies, the best with its reason and split, and the data of the plan."""
-    columns = ["strategy", ">groups", ">devices", ">H", ">K", ">samples/s", ">90 % interval", ">step",
-               ">utilisation", ">staleness", ">efficiency"]  # fmt: skip
-    rows = [
-        (
-            one.kind,
-            len(one.groups),
-            sum(1 for shares in one.shares for n in shares if n),
-            one.local_steps,
-            one.quorum,
-            f"{one.predicted_throughput:.1f}",
-            "{:.1f} .. {:.1f}".format(*one.interval_90) if one.interval_90 else "",
-            SECONDS.format(one.predicted_step),
-            format_share(one.predicted_utilisation),
-            f"{one.staleness:.2f}",
-            f"{one.efficiency:.2f}",
-        )
-        for one in plan.ranked
-    ]
-    print_rows(f"{plan.network} on {plan.cluster}, global batch {plan.global_batch}", columns, rows)
+    print_table(plan_table(plan))
     say(*_LEGEND, f"\nbest: {plan.best.kind}, because {plan.best.reason}")
-    _show_baseline(plan)
+    say(*baseline_words(plan))
     _show_loads(plan)
     say(plan.asynchrony)
     say(f"precision: {plan.precision}", *[f"exchange: {plan.exchange}"] * bool(plan.exchange))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.files import printable
 from paceline.measurements.run import Check, RunData
 from paceline.report.terminal import print_rows, say
-from paceline.units import BANDWIDTH, BYTES, SECONDS, format_share
+from paceline.units import BANDWIDTH, BYTES, SECONDS, format_count, format_share
 
 if TYPE_CHECKING:  # Each verb imports only the modules that it shows.
     from paceline.bench.collectives import CollectiveTime
@@ -144,8 +144,7 @@ def show_sweep(data: RunData, times: Sequence[CollectiveTime]) -> None:
 
 def verification_line(proof: Verification) -> str:
     """One comparison of a framework with the reference."""
-    ranks = f"{proof.ranks} rank" + ("s" if proof.ranks > 1 else "")
-    head = f"{proof.status:<9} {proof.framework:<24} {proof.network:<12} {ranks:<8}"
+    head = f"{proof.status:<9} {proof.framework:<24} {proof.network:<12} {format_count(proof.ranks, 'rank'):<8}"
     if proof.error is not None and proof.status == "equal":
         return f"{head} worst {proof.error:.1e}"
     return f"{head} {proof.reason}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from paceline.units import SECONDS, format_share
+from paceline.units import SECONDS, format_count, format_share
 
 if TYPE_CHECKING:  # Importing the analysis would make every verb slow to start.
     from paceline.explain.watched import StepCause, StepVerdict
@@ -69,7 +69,7 @@ STALL_ADVICE = {
 
 def verdict_lines(judgement: StepVerdict, campaign: str, launcher: str = "watch") -> Iterator[str]:
     """The verdict on watched or imported steps: their parts, and what lengthens them."""
-    ranks = "1 rank" if judgement.num_ranks == 1 else f"{judgement.num_ranks} ranks"
+    ranks = format_count(judgement.num_ranks, "rank")
     step = SECONDS.format(judgement.step_s)
     did = "imported" if launcher == "import" else "watched"
     yield f"paceline {did} {judgement.num_steps} steps on {ranks}, {step} a step: {campaign}"

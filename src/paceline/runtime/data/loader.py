@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
-from paceline.bench.virtual.hosts.syscalls import set_parent_death_signal
+from paceline.bench.virtual.namespaces import set_parent_death_signal
 from paceline.errors import InputError
 from paceline.runtime.checkpoint import Stateful
 from paceline.runtime.data.alike import sketch_of

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from paceline.bench.frameworks.harness import opened_job, pin
 from paceline.bench.frameworks.rendezvous import join_job
-from paceline.bench.virtual.devices.clock import real_time
+from paceline.bench.virtual.clock import real_time
 
 __all__ = ["main"]
 

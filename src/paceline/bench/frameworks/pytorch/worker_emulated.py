@@ -11,7 +11,7 @@ from paceline.bench.frameworks.graph import layer_keys
 from paceline.bench.frameworks.harness import Job
 from paceline.bench.frameworks.pytorch.layers import TorchNetwork
 from paceline.bench.frameworks.pytorch.worker import TorchSession
-from paceline.bench.virtual.devices.clock import DeviceClock, HostLag, real_time
+from paceline.bench.virtual.clock import DeviceClock, HostLag, real_time
 
 __all__ = ["EmulatedSession"]
 

@@ -22,7 +22,7 @@ from paceline.bench.frameworks.datasets import FileSet, decode_png, share, write
 from paceline.bench.frameworks.harness import main  # noqa: E402
 from paceline.bench.frameworks.singa.worker_network import SingaNetwork, open_bridge  # noqa: E402
 from paceline.bench.frameworks.singa.worker_operators import SoftmaxCrossEntropy  # noqa: E402
-from paceline.bench.virtual.hosts.syscalls import set_parent_death_signal  # noqa: E402
+from paceline.bench.virtual.namespaces import set_parent_death_signal  # noqa: E402
 
 __all__ = ["SingaSession"]
 

@@ -21,6 +21,8 @@ __all__ = ["DeviceClock", "HostLag", "exact_timers", "real_time"]
 WAKE_S = 30e-6
 """Wake-up time of a thread on an idle core; not lateness, because streams continue meanwhile."""
 _TIMER_SLACK = 29
+PRIORITY = 10
+"""Real-time priority of measured processes; that of probes of links is the same (`chrt -r 10`)."""
 
 
 class DeviceClock:
@@ -108,11 +110,11 @@ def exact_timers() -> None:
     ctypes.CDLL(None).prctl(_TIMER_SLACK, 1, 0, 0, 0)
 
 
-def real_time(priority: int = 10) -> bool:
+def real_time() -> bool:
     """Set real-time priority and exact timers; without them wake-ups are late by a scheduler tick."""
     exact_timers()
     with contextlib.suppress(PermissionError, OSError):
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(priority))
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(PRIORITY))
         return True
     return False
 

@@ -19,8 +19,9 @@ import subprocess
 from importlib.resources import files
 from pathlib import Path
 
-from paceline.bench.virtual.hosts.enter import on_network, run_script
+from paceline.bench.environments import home
 from paceline.bench.virtual.layout import INTERFACE, Layout, VirtualHost, path_latency
+from paceline.bench.virtual.namespaces import on_network, run_script
 from paceline.errors import EnvironmentFailed, LaunchFailed
 
 __all__ = [
@@ -123,8 +124,8 @@ def needs_delay(layout: Layout) -> bool:
 
 def compiled_helper() -> Path:
     """The helper's program, compiled once for each version of its source."""
-    source = files("paceline.bench.virtual.links").joinpath("linkdelay.c").read_bytes()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
+    source = files("paceline.bench.virtual").joinpath("linkdelay.c").read_bytes()
+    cache = home() / "cache"
     program = cache / f"linkdelay-{hashlib.sha256(source).hexdigest()[:16]}"
     if not program.exists():
         cache.mkdir(parents=True, exist_ok=True)

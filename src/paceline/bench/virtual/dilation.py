@@ -11,7 +11,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.bench.virtual.links.shaping import LEAST_LATENCY_S, PLAYABLE_LATENCY_S
+from paceline.bench.virtual.shaping import LEAST_LATENCY_S, PLAYABLE_LATENCY_S
+from paceline.cost.collective import bus_factor
 
 __all__ = ["ExchangeLoad", "Faithfulness", "choose_dilation", "judge"]
 
@@ -91,7 +92,7 @@ def choose_dilation(load: ExchangeLoad, *, cores: int | None = None, slower: flo
     if load.ranks < 2 or load.step_s <= 0:
         return 1.0
     moved = (cores or os.cpu_count() or 1) * MOVED_PER_CORE
-    ring = 2 * (load.ranks - 1) / load.ranks
+    ring = bus_factor("all_reduce", load.ranks)
     cost = [ring * size * load.ranks / moved + _hops(load.ranks) for size in load.buckets]
     keep_rate = sum(load.rates) / moved
     hide = max(2 * sum(cost) / max(load.backward_s, 1e-9), max(cost) / (DISTURBANCE * load.step_s))

@@ -22,8 +22,8 @@ import struct
 import sys
 from pathlib import Path
 
-from paceline.bench.virtual.hosts import syscalls
-from paceline.bench.virtual.hosts.throttle import remove_groups
+from paceline.bench.virtual import namespaces
+from paceline.bench.virtual.throttle import remove_groups
 from paceline.files import atomic_write
 
 __all__ = ["main"]
@@ -40,7 +40,7 @@ def main(directory: str, owner: str) -> int:
     hosts: list[str] = json.loads((home / "hosts.json").read_text())
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     mine.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-    syscalls.unshare(syscalls.CLONE_NEWPID)
+    namespaces.unshare(namespaces.CLONE_NEWPID)
     keeper = os.fork()
     if keeper == 0:
         _keep(hosts, theirs, hosts_file=home / "hosts")
@@ -54,25 +54,25 @@ def main(directory: str, owner: str) -> int:
 
 def _keep(hosts: list[str], report: socket.socket, *, hosts_file: Path) -> None:
     """Become the first process of the cluster: create the hosts, then reap orphans."""
-    syscalls.set_parent_death_signal()
+    namespaces.set_parent_death_signal()
     os.setsid()
-    syscalls.unshare(syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS)
-    syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
-    syscalls.mount("proc", "/proc", "proc")
+    namespaces.unshare(namespaces.CLONE_NEWNET | namespaces.CLONE_NEWNS)
+    namespaces.mount("none", "/", flags=namespaces.MS_REC | namespaces.MS_PRIVATE)
+    namespaces.mount("proc", "/proc", "proc")
     own = os.open("/proc/self/ns/pid", os.O_RDONLY)
     for name in hosts:
-        syscalls.unshare(syscalls.CLONE_NEWPID)
+        namespaces.unshare(namespaces.CLONE_NEWPID)
         if os.fork() == 0:
             _be_host(name, report, hosts_file=hosts_file)
-        syscalls.setns(own, syscalls.CLONE_NEWPID)
+        namespaces.setns(own, namespaces.CLONE_NEWPID)
     _reap_for_ever()
 
 
 def _be_host(name: str, report: socket.socket, *, hosts_file: Path) -> None:
     """Become the first process of a host, with a separate network, host name and mounts."""
-    syscalls.set_parent_death_signal()
-    syscalls.unshare(syscalls.CLONE_NEWNET | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWNS)
-    syscalls.set_host_name(name)
+    namespaces.set_parent_death_signal()
+    namespaces.unshare(namespaces.CLONE_NEWNET | namespaces.CLONE_NEWUTS | namespaces.CLONE_NEWNS)
+    namespaces.set_host_name(name)
     _mount_own(hosts_file)
     report.send(name.encode())
     report.close()
@@ -83,12 +83,12 @@ def _mount_own(hosts_file: Path) -> None:
     """Mount the host's view of processes, network devices, shared memory, and names of its peers."""
     groups = str(hosts_file.parent / "cgroup")
     Path(groups).mkdir(exist_ok=True)
-    syscalls.mount("/sys/fs/cgroup", groups, flags=syscalls.MS_BIND | syscalls.MS_REC)
-    syscalls.mount("proc", "/proc", "proc")
-    syscalls.mount("sysfs", "/sys", "sysfs")
-    syscalls.mount(groups, "/sys/fs/cgroup", flags=syscalls.MS_BIND | syscalls.MS_REC)
-    syscalls.mount("tmpfs", "/dev/shm", "tmpfs", options="mode=1777")
-    syscalls.mount(str(hosts_file), "/etc/hosts", flags=syscalls.MS_BIND)
+    namespaces.mount("/sys/fs/cgroup", groups, flags=namespaces.MS_BIND | namespaces.MS_REC)
+    namespaces.mount("proc", "/proc", "proc")
+    namespaces.mount("sysfs", "/sys", "sysfs")
+    namespaces.mount(groups, "/sys/fs/cgroup", flags=namespaces.MS_BIND | namespaces.MS_REC)
+    namespaces.mount("tmpfs", "/dev/shm", "tmpfs", options="mode=1777")
+    namespaces.mount(str(hosts_file), "/etc/hosts", flags=namespaces.MS_BIND)
 
 
 def _reap_for_ever() -> None:

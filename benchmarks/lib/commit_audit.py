@@ -1,4 +1,4 @@
-"""Whether steps and samples were each committed once, by what all ranks wrote."""
+"""An audit of a job: whether every step and every sample was committed once, from the lines that all ranks wrote."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Absence:
     ended: float
 
 
-def books(job: Job, absences: Sequence[Absence]) -> dict[str, int]:
-    """The books of one group.
+def audit_commits(job: Job, absences: Sequence[Absence]) -> dict[str, int]:
+    """Count steps and samples of one group that were not committed exactly once.
 
     Every record says from which parameters a step went to which. Followed backwards from the last step these are one
     history; what is not in it was undone. A rank that dies, hangs or is cut off within a step may have finished it
     while the others did not, who then do it again: such a step is `unfinished`. Anything else that was undone was
-    committed and `lost`. Step n of an epoch uses the n-th stretch of the epoch's order, whoever takes part: each
+    committed and `lost`. Step n of an epoch uses the n-th range of the epoch's order, whoever takes part: each
     sample in it once, all of them where every rank of the step lived to write its line.
     """
     by_step: Steps = defaultdict(list)
@@ -88,13 +88,13 @@ def _misused(job: Job, step: int, records: list[Record]) -> tuple[int, int]:
     return wrong, len(due - set(used)) if whole else 0
 
 
-def syncer_books(job: Job) -> dict[str, int]:
-    """The books of groups around a syncer.
+def audit_leases(job: Job) -> dict[str, int]:
+    """Count steps and samples of groups around a syncer that were not committed exactly once.
 
-    A stretch of samples counts once a group was given the next one, which it asks for when its progress is in. A group
-    that died may or may not have handed in its last stretch: somebody else does it then, or it is done. A group that
-    was taken for dead skips a number: its progress was refused. A version that a group has seen never comes back as an
-    older one.
+    The samples of a lease count once the group has the next lease, for which it asks together with its progress. The
+    syncer may or may not have the progress of a group that died: it leases these samples again, or counts them. A group
+    that was declared failed skips a number, because its progress was refused. A version that a group has seen is never
+    followed by an older one.
     """
     done: Counter[tuple[int, int]] = Counter()
     open_ones: set[tuple[int, int]] = set()
@@ -104,10 +104,10 @@ def syncer_books(job: Job) -> dict[str, int]:
         for before, after in pairwise(records):
             backwards += any(new < old for old, new in zip(before["versions"], after["versions"], strict=True))
         for life in _lives(job, name):
-            handed_in, last = _stretches(life)
-            done.update((epoch, place) for _, epoch, begin, end in handed_in for place in range(begin, end))
+            committed, last = _leases(life)
+            done.update((epoch, place) for _, epoch, begin, end in committed for place in range(begin, end))
             open_ones |= {(last[1], place) for place in range(last[2], last[3])}
-            wrong += sum(_strayed(job, stretch, life) for stretch in handed_in)
+            wrong += sum(_misplaced(job, lease, life) for lease in committed)
     ended = range(min(job.steps(name)[-1]["epoch"] for name in job.names))
     places = [(epoch, place) for epoch in ended for place in range(job.samples)]
     return {
@@ -131,15 +131,15 @@ def _lives(job: Job, name: str) -> list[list[Record]]:
     return [life for life in lives if life]
 
 
-def _stretches(life: list[Record]) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
-    """The stretches that were handed in, and the one after them."""
+def _leases(life: list[Record]) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
+    """The leases whose progress the syncer has, and the one after them."""
     taken = list(dict.fromkeys(tuple(record["lease"]) for record in life))
     return [one for one, following in pairwise(taken) if following[0] == one[0] + 1], taken[-1]
 
 
-def _strayed(job: Job, stretch: tuple[int, ...], life: list[Record]) -> int:
-    """Samples that were used for a stretch and are not in it, or the other way round."""
-    _, epoch, begin, end = stretch
+def _misplaced(job: Job, lease: tuple[int, ...], life: list[Record]) -> int:
+    """Samples that were used for a lease and are not in it, or the other way round."""
+    _, epoch, begin, end = lease
     due = Counter(epoch_order(job.samples, seed=0, epoch=epoch)[begin:end].tolist())
-    used = Counter(sample for record in life if tuple(record["lease"]) == stretch for sample in record["samples"])
+    used = Counter(sample for record in life if tuple(record["lease"]) == lease for sample in record["samples"])
     return sum(((due - used) + (used - due)).values())

@@ -18,6 +18,8 @@ from pathlib import Path
 __all__ = ["duty_cycle", "group_for", "join_group", "remove_groups"]
 
 PERIOD_US = 10_000
+DUTY_PERIOD_S = 0.02
+REMOVAL_S = 5.0
 _ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "paceline-"
 
@@ -60,13 +62,13 @@ def join_group(group: Path, command: Sequence[str]) -> list[str]:
     return ["/bin/sh", "-c", script, "sh", *command]
 
 
-def remove_groups(instance: str, *, patience_s: float = 5.0) -> None:
+def remove_groups(instance: str) -> None:
     """Remove the groups of one instance; a group outlives its last process by a moment."""
     controller = _controller()
     top = controller / f"{_PREFIX}{instance}" if controller else None
     if top is None or not top.exists():
         return
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + REMOVAL_S
     for group in [*(path for path in top.iterdir() if path.is_dir()), top]:
         while not _removed(group) and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -82,13 +84,13 @@ def _removed(group: Path) -> bool:
     return True
 
 
-def duty_cycle(pid: int, *, share: float, period_s: float = 0.02) -> None:
+def duty_cycle(pid: int, *, share: float) -> None:
     """Let a process run for a share of each period until it ends, for machines without control groups."""
     ended = os.pidfd_open(pid)
     try:
-        while not select.select([ended], [], [], period_s * share)[0]:
+        while not select.select([ended], [], [], DUTY_PERIOD_S * share)[0]:
             signal.pidfd_send_signal(ended, signal.SIGSTOP)
-            time.sleep(period_s * (1 - share))
+            time.sleep(DUTY_PERIOD_S * (1 - share))
             signal.pidfd_send_signal(ended, signal.SIGCONT)
     except ProcessLookupError:
         return

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Literal
 
-from paceline.bench.virtual.hosts.enter import on_host
 from paceline.bench.virtual.layout import Layout, VirtualHost, path_latency, path_rate
-from paceline.bench.virtual.links.shaping import LEAST_LATENCY_S, PLAYABLE_LATENCY_S
+from paceline.bench.virtual.namespaces import on_host
+from paceline.bench.virtual.shaping import LEAST_LATENCY_S, PLAYABLE_LATENCY_S
 from paceline.errors import LaunchFailed
 from paceline.units import BANDWIDTH, SECONDS
 
@@ -219,7 +219,7 @@ def _median_trip(host: int, address: str) -> float:
 
 
 def _command(host: int, *arguments: str) -> list[str]:
-    script = str(files("paceline.bench.virtual.links").joinpath("probe.py"))
+    script = str(files("paceline.bench.virtual").joinpath("probe.py"))
     return on_host(host, ["chrt", "-r", "10", sys.executable, "-I", "-S", script, *arguments])
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.bench.virtual.devices.dilation import ExchangeLoad
+from paceline.bench.virtual.dilation import ExchangeLoad
 from paceline.catalog import resolve
 from paceline.cost.buckets import bucket_bytes, policy_buckets
-from paceline.cost.collective import allreduce, fabric_of
+from paceline.cost.collective import allreduce, bus_factor, fabric_of
 from paceline.cost.memory import memory_limit, memory_of
 from paceline.cost.precision import numerics_on
 from paceline.cost.roofline import LayerTimes, device_times, measured_times, update_seconds
@@ -143,4 +143,4 @@ def _placed(case: Case) -> tuple[Placed, ...]:
 
 def _seconds_per_byte(hosts: list[Host]) -> float:
     """Minimum seconds per byte of gradients on the slowest link."""
-    return 2 * (len(hosts) - 1) / len(hosts) / min(host.link.bandwidth * host.nics for host in hosts)
+    return bus_factor("all_reduce", len(hosts)) / min(host.link.bandwidth * host.nics for host in hosts)

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.bench.virtual.hosts.throttle import remove_groups
+from paceline.bench.virtual.throttle import remove_groups
 from paceline.errors import UnknownName
 
 __all__ = ["Processes", "find", "forget", "is_alive", "listing", "read_processes", "state_directory", "sweep"]

@@ -1,1 +1,0 @@
-"""Links of a virtual cluster: rate, latency, and their verification."""
