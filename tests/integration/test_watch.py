@@ -44,6 +44,11 @@ def test_a_script_that_fails_keeps_its_exit_code_and_its_steps(paceline: Command
     assert sum(span.size_bytes or 0 for span in gradients) == 4 * (64 * 512 + 512 + 512 * 512 + 512 + 512 * 10 + 10)
     assert gradients[0].name.startswith("last.")
     assert gradients[-1].name.startswith("first.")
+    work = result.run.facts["work"]
+    assert {name: layer["macs"] for name, layer in work.items()} == {
+        "first": 64 * 512, "second": 512 * 512, "last": 512 * 10}  # fmt: skip
+    assert (result.run.facts["unit"], result.run.facts["precision"]) == ("samples", "float32")
+    paceline("predict", "--from", "mine", "--cluster", "dgx-a100", "--devices", "8")  # scaled by the work of its layers
 
 
 def test_a_command_without_steps_is_left_alone_and_said(paceline: Command) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from paceline.runtime.counting import WorkCounter, device_name, precision_of
 from paceline.runtime.watch.recorder import Recorder
 
-__all__ = ["described", "is_compiled", "is_trainable", "replica_of", "user_module", "wrapped"]
+__all__ = ["WorkCount", "described", "is_compiled", "is_trainable", "replica_of", "user_module", "wrapped"]
 
 
 def wrapped(owner: Any, name: str, around: Any, recorder: Recorder | None) -> Any:
@@ -57,6 +58,39 @@ def is_trainable(module: Any) -> bool:
     return any(parameter.requires_grad for parameter in module.parameters())
 
 
+class WorkCount:
+    """The work of one forward pass, for MFU and for predictions on other devices; an error in it is no error of the
+    training."""
+
+    def __init__(self, model: Any) -> None:
+        self.facts: dict[str, Any] = {}
+        """What was counted, for a sample."""
+        self._model, self._begun = model, False
+        self._counter = WorkCounter(model)
+
+    def begins(self, inputs: Any, named: Any) -> None:
+        """Count from here, if this is the first pass of the step."""
+        if not self._begun:
+            self._begun = True
+            self._given = [value for value in (*inputs, *named.values()) if torch.is_tensor(value) and value.dim()]
+            self._counter.begin()
+
+    def ends(self) -> None:
+        """Stop counting, whether a pass was counted or not."""
+        self._counter.end()
+        if self._begun and self._given and len(self._given[0]) and self._counter.total:
+            first, device = self._given[0], self._given[0].device
+            text, samples = first.dim() == 2 and not first.is_floating_point(), len(first)
+            names = [name for name, _ in self._model.named_modules() if name]
+            self.facts = {
+                "work": {name: self._counter.of_sample(name, samples) for name in names},
+                "unit": "tokens" if text else "images" if first.dim() == 4 else "samples",
+                "units_per_sample": int(first.shape[1]) if text else 1,
+                "precision": precision_of(self._model, device),
+            }
+        self._given = []
+
+
 def described(roots: list[Any], sent: int, graphs: bool) -> dict[str, Any]:
     """Facts about the outermost modules; `sent`: elements that were sent point to point in a step."""
     root = roots[0] if roots else None
@@ -78,7 +112,9 @@ def described(roots: list[Any], sent: int, graphs: bool) -> dict[str, Any]:
         "sharded": any(hasattr(p, "device_mesh") for p in parameters) or _flat(root),
         "compiled": graphs or is_compiled(roots), "threads": torch.get_num_threads(),
         "versions": {"torch": str(torch.__version__)},
-        "device": parameters[0].device.type if parameters else "cpu", "python": sys.version.split()[0],
+        "device": parameters[0].device.type if parameters else "cpu",
+        "device_name": device_name(parameters[0].device) if parameters else "host-cpu",
+        "python": sys.version.split()[0],
     }  # fmt: skip
 
 
