@@ -54,7 +54,7 @@ def setting_of(facts: Mapping[str, Any], threads: int | None, cores: int, ranks:
         by_hand=ranks > 1 and "ddp" in facts and not ddp and not facts.get("sharded"),
         sharded=bool(facts.get("sharded")),
         served=bool(facts.get("served")),
-        staged=bool(facts.get("replay")),
+        staged=bool(facts.get("replay") or facts.get("staged")),
     )
 
 
