@@ -220,8 +220,8 @@ def _trace(paths: Sequence[Path], store: Store, labels: Labels, kind: str | None
     else:
         job = read_job(paths, format=kind, partial=labels.partial)
     steps = _observed_steps(job)
-    facts = {job.arrangement: True} if job.arrangement else {}
-    setting = Setting(**facts)
+    facts = {name: True for name in ("staged", "sharded") if job.arrangement == name}
+    setting = Setting(staged="staged" in facts, sharded="sharded" in facts)
     judgement = judge_steps(steps, setting) if len(job.steps) >= FEWEST_STEPS else None
     campaign = _recorded(job, steps, store, labels, facts)
     return Imported("trace", len(paths), str(labels.name), campaign, job=job, judgement=judgement)

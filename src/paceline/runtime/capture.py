@@ -170,8 +170,9 @@ class Capture:
         steps = [step["forward"] + step["backward"] + step["update"] for step in self._clean]
         layers, ready = _layers(traces, typical)
         batch = self._batch or 1
-        for layer in layers if self._work is not None else ():
-            layer.update(self._work.of_sample(layer["name"], batch))
+        if self._work is not None:
+            for layer in layers:
+                layer.update(self._work.of_sample(layer["name"], batch))
         gain = median(self._single) / median(steps) if self._single else None
         host = {**host_rates(), "thread_gain": gain} if self._device.type == "cpu" else None
         spread = _spread(steps)  # on a CPU a disturbance lasts for several steps, so the spread of a mean is no smaller

@@ -122,6 +122,7 @@ class _Facts(_Known):
     ddp: _DataParallel | None = None
     staged: bool = False
     sharded: bool = False
+    joined: bool = False
     gc_share: Number = 0.0
     gc_steps: list[Annotated[list[Number], Field(min_length=2, max_length=2)]] = Field(default_factory=list)
     replay: _Replay | None = None

@@ -108,7 +108,7 @@ def _shares(trace: RankTrace, step: int) -> StepShares:
     exposed = {phase: seconds for phase, seconds in division.seconds.items() if phase != WAIT}
     if WAIT in division.seconds:
         exposed["aggregate"] = exposed.get("aggregate", 0.0) + division.seconds[WAIT]
-    pieces = tuple(("aggregate" if phase == WAIT else phase, *times) for phase, *times in division.pieces)
+    pieces = tuple(("aggregate" if phase == WAIT else phase, start, stop) for phase, start, stop in division.pieces)
     return StepShares(trace.rank, step, begin, end - begin, exposed, communication, pieces)
 
 

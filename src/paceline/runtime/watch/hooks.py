@@ -14,7 +14,6 @@ hook tests one flag. Standard library and torch only.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 import time
@@ -22,7 +21,6 @@ from typing import Any
 
 import torch
 from torch.optim import optimizer as optimizers
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import dataloader
 
 from paceline.runtime.watch.layers import LayerTrace
@@ -43,8 +41,9 @@ OBSERVED_STEPS = 2
 """Number of steps in which all modules are observed, to find the outermost ones."""
 LOOKS = 3
 """Largest number of new searches for outermost modules, after steps without a forward pass."""
-COUNTABLE = hasattr(TorchDispatchMode, "supports_higher_order_operators")
-"""Whether operators can be counted without an effect on those that PyTorch composes, such as flex_attention."""
+OWN_SESSION = "paceline.runtime.group.session"
+"""Paceline's runtime, which waits for gradients here, and for batches in the next ones."""
+OWN_SOURCES = {"paceline.runtime.data.batches": "InLoop", "paceline.runtime.data.loader": "LoaderSource"}
 LAST_READY = 4
 """Number of gradients whose ready time is watched in every step: the last ones of a traced step."""
 COUNTED_STEP = 7
@@ -266,19 +265,24 @@ class Hooks:
         alone = len(self._roots) == 1 and not (self._graphs or is_compiled(self._roots.values()))
         if step in TRACED_STEPS and alone:
             self._trace = LayerTrace(user_module(next(iter(self._roots.values()))), step)
-        elif step == COUNTED_STEP and alone and not recorder.facts.get("sharded") and COUNTABLE:
-            with contextlib.suppress(Exception):  # parameters without storage
-                self._work = WorkCount(user_module(next(iter(self._roots.values()))))
+        elif step == COUNTED_STEP and alone and not recorder.facts.get("sharded"):
+            self._work = WorkCount.of(user_module(next(iter(self._roots.values()))))
         elif step == TRACED_STEPS[-1] and self._exchanges:
             self.watch_last([p for root in self._roots.values() for p in root.parameters()][::-1])
         self._forwards = self._sent = self._depth = self._backwards = 0
 
-    def _watch_functional(self) -> None:
-        """Watch waits for functional collectives, which tensor parallelism uses, if the script imports them."""
+    def _watch_imported(self) -> None:
+        """Watch waits for functional collectives, which tensor parallelism uses, and Paceline's runtime, if the script
+        imports them."""
         functional = sys.modules.get("torch.distributed._functional_collectives")
         if functional is not None and not self._functional:
             self._functional = True
             self._wrap(functional, "wait_tensor", self._around_wait)
+        if OWN_SESSION in sys.modules and not self.recorder.facts.get("joined"):
+            self.recorder.facts["joined"] = True
+            self._wrap(sys.modules[OWN_SESSION].GroupSession, "exchange", self._around("aggregate"))
+            for module, kind in OWN_SOURCES.items():
+                self._wrap(getattr(sys.modules[module], kind), "take", self._around("io"))
 
     def _around_wait(self, original: Any, *given: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -319,7 +323,7 @@ class Hooks:
         """Watch the forward pass of an outermost module; for DistributedDataParallel, of the user's module inside
         it."""
         self._roots[id(root)] = root
-        self._watch_functional()
+        self._watch_imported()
         inner = user_module(root)
         self._exchanges |= replica_of(root) is not None
         if inner is not root:
@@ -337,6 +341,7 @@ class Hooks:
         device = next((p.device for p in root.parameters()), torch.device("cpu"))
         if device.type == "cuda":
             self.recorder.now = lambda: (torch.cuda.synchronize(device), time.perf_counter())[1]
+            self.recorder.peak_bytes = lambda: torch.cuda.max_memory_allocated(device)
         if device.type != "cpu" and not self._copies:
             self._copies = True
             for name in ("to", "cuda", "copy_"):
@@ -368,9 +373,7 @@ class Hooks:
     def _stop_counting(self) -> None:
         work, self._work = self._work, None
         if work is not None:
-            with contextlib.suppress(Exception):
-                work.ends()
-                self.recorder.facts.update(work.facts)
+            self.recorder.work = work.ends(self.recorder.facts)
 
     @guarded
     def _count(self, inputs: Any, named: Any) -> None:

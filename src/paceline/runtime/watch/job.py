@@ -30,6 +30,8 @@ WARMUP = TRACED_STEPS[-1] + 1
 """Number of steps before the first one that counts; they determine what is to be watched."""
 MOST_COLLECTED = 1000
 """Largest number of steps with garbage collection that a run stores."""
+OF_FIRST = ("parameters", "ddp", "device", "every", "sharded", "joined", "unit", "units_per_sample", "precision")
+"""Facts that a run has from its first rank."""
 SHARDED = (
     "FSDP or tensor parallelism: the exchange is what ranks wait for; layers have shards, so do not predict from them"
 )
@@ -99,7 +101,7 @@ def read_records(folder: Path) -> list[Record]:
 def _record(path: Path) -> Record | None:
     """The last facts of a process, and all of its rows and spans; an incomplete line is ignored."""
     record: Record = {}
-    listed: dict[str, list[Any]] = {"rows": [], "spans": [], "collected": []}
+    listed: dict[str, list[Any]] = {"rows": [], "spans": [], "work": [], "collected": []}
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         with contextlib.suppress(ValueError):
             event = json.loads(line)
@@ -191,23 +193,11 @@ def _facts(records: Sequence[Record]) -> dict[str, Any]:
         "gc_share": sum(record["gc_s"] for record in records) / sum(r["elapsed"] for r in records),
         "gc_count": sum(record["gc_count"] for record in records),
         "peak_bytes": [record["peak_bytes"] for record in records],
+        "peak_memory_bytes": max(record["peak_bytes"] for record in records),
         "gc_steps": _collected(records),
+        "work": dict(records[0].get("work", ())),
         "served": all(record.get("served") for record in records) and len({r["parameters"] for r in records}) == 1,
-        **{
-            name: records[0][name]
-            for name in (
-                "parameters",
-                "ddp",
-                "device",
-                "every",
-                "sharded",
-                "work",
-                "unit",
-                "units_per_sample",
-                "precision",
-            )
-            if name in records[0]
-        },
+        **{name: records[0][name] for name in OF_FIRST if name in records[0]},
     }
 
 
