@@ -172,3 +172,16 @@ def test_a_trace_of_one_rank_has_its_gradients_as_layers(tmp_path: Path, passes:
     assert sum(layer.backward for layer in profile.layers) == pytest.approx(passes * 0.030, rel=0.01)
     if passes == 1:
         assert [round(layer.backward, 3) for layer in profile.layers] == [0.02, 0.01]
+
+
+@pytest.mark.parametrize("kind", ["chrome", "chakra-measured"])
+def test_all_steps_of_an_imported_run_are_exported_and_read_back(tmp_path: Path, kind: str) -> None:
+    """What is read back has the same compute and exchange; time after the last event of a step is nobody's."""
+    store, path = str(tmp_path / "s"), tmp_path / "back"
+    _import(write_ranks(tmp_path, steps=5), tmp_path / "s")
+    done = CliRunner().invoke(program, ["export", "mine", "--to", kind, "-o", str(path), "--store", store])
+    assert done.exit_code == 0, done.output
+    found = read_job([path] if path.is_file() else sorted(path.rglob("*.et")))
+    assert (found.ranks, len(found.steps)) == ((0, 1), 5)
+    for one in found.shares:
+        assert (one.compute_s, one.communication_s, one.exposed_s) == pytest.approx((0.075, 0.035, 0.015))
