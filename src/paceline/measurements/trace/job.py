@@ -30,7 +30,7 @@ EVERY_RANK = (
 ARRANGEMENTS = {"other": ("alltoall",), "staged": ("send", "recv"), "sharded": ("allgather", "reducescatter")}
 """Words in the names of exchanges, by what ranks have that exchange so."""
 SHARDED = 0.1
-"""Share of gathers in the time of exchanges; metrics and optimisers gather less."""
+"""Share of gathers, or of waits inside operators, in the time of exchanges; metrics and optimisers gather less."""
 MOST_PIECES = 2000
 """Stored spans of one rank, phase by phase, in one step; the shortest are left out beyond."""
 
@@ -67,8 +67,8 @@ class TracedJob:
         total = sum(took.values())
         if 2 * took["staged"] > total:
             return "staged"
-        waits = any(WAIT in trace.covers for trace in self.traces)
-        return "sharded" if total and (waits or took["sharded"] > SHARDED * total) else ""
+        waited = sum(trace.covers[WAIT].seconds for trace in self.traces if WAIT in trace.covers)
+        return "sharded" if max(waited, took["sharded"]) > SHARDED * total else ""
 
     def spans(self) -> tuple[Span, ...]:
         """The exposed phases of every step, and the exchanges, from the start of their step."""
