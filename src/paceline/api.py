@@ -157,10 +157,13 @@ def profile_of_run(name: str | None, store: File | None = None) -> Profile:
     if not good:
         raise InputError(f"no launch of {campaign} succeeded", hint="`paceline show --list` lists stored campaigns")
     fewest = min(good, key=lambda launches: launches.first.ranks)
-    if fewest.first.facts.get("sharded") and fewest.first.ranks > 1:
+    facts = fewest.first.facts if fewest.first.ranks > 1 else {}
+    if facts.get("sharded") or facts.get("staged"):
+        had = "were stages of a pipeline" if facts.get("staged") else "had shards of the layers"
+        way = "" if facts.get("staged") else " with --framework pytorch/fsdp2"
         raise InputError(
-            f"{campaign}: its ranks had shards of the layers, and waited for each other inside a layer",
-            hint="watch the same training on one rank, then predict --from that run with --framework pytorch/fsdp2",
+            f"{campaign}: its ranks {had}, and waited for each other within a step",
+            hint=f"watch the same training on one rank, then predict --from that run{way}",
         )
     return profile_of(place, fewest)
 

@@ -44,6 +44,11 @@ def test_a_script_that_fails_keeps_its_exit_code_and_its_steps(paceline: Command
     assert sum(span.size_bytes or 0 for span in gradients) == 4 * (64 * 512 + 512 + 512 * 512 + 512 + 512 * 10 + 10)
     assert gradients[0].name.startswith("last.")
     assert gradients[-1].name.startswith("first.")
+    work = result.run.facts["work"]
+    assert {name: layer["macs"] for name, layer in work.items()} == {
+        "first": 64 * 512, "second": 512 * 512, "last": 512 * 10}  # fmt: skip
+    assert (result.run.facts["unit"], result.run.facts["precision"]) == ("samples", "float32")
+    paceline("predict", "--from", "mine", "--cluster", "dgx-a100", "--devices", "8")  # scaled by the work of its layers
 
 
 def test_a_command_without_steps_is_left_alone_and_said(paceline: Command) -> None:
@@ -152,3 +157,29 @@ def test_a_rank_that_becomes_slow_under_torchrun_is_named_with_its_step(paceline
         ["predict", "--from", "ddp", "--cluster", "local", "--devices", "1,2"],
     ):
         paceline(*verb)
+
+
+JOINED = """
+import torch
+from paceline.runtime import join
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+data = torch.utils.data.TensorDataset(torch.randn(1920, 64), torch.randint(10, (1920,)))
+with join(model, torch.optim.SGD(model.parameters(), lr=0.01), data, global_batch=32) as pace:
+    for inputs, targets in pace.batches(epochs=1):
+        pace.step(torch.nn.functional.cross_entropy(model(inputs), targets))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.alone
+def test_ranks_of_our_runtime_are_watched(paceline: Command, pytorch: Path, tmp_path: Path) -> None:
+    """`paceline train` gives its ranks an environment of their own, which has to hold the hooks as well."""
+    script = tmp_path / "joined.py"
+    script.write_text(JOINED)
+    given = ["train", str(script), "--ranks", "2", "--python", str(environment_python(pytorch))]
+    paceline("watch", "--name", "ours", "--", *paceline.prefix, *given)
+    (result,) = campaign_results(Store(paceline.store), paceline.json("show", "ours")["campaign"])
+    assert (result.run.ranks, result.run.facts["joined"]) == (2, True)
+    assert min(result.phases[name] for name in ("forward", "backward", "aggregate", "update")) > 0
+    assert {span.rank for span in read_spans(Store(paceline.store), [result.run.id])[result.run.id]} == {0, 1}

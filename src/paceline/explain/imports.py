@@ -13,6 +13,7 @@ from typing import Any, Literal
 from paceline.catalog import shipped_catalog
 from paceline.errors import InputError
 from paceline.explain.replay import Replay, replay
+from paceline.explain.setting import Setting
 from paceline.explain.watched import FEWEST_STEPS, StepVerdict, judge_steps
 from paceline.measurements.foreign.inspector import LateRank, looks_like_inspector, read_inspector
 from paceline.measurements.foreign.log_forms import KNOWN_LINES
@@ -219,8 +220,10 @@ def _trace(paths: Sequence[Path], store: Store, labels: Labels, kind: str | None
     else:
         job = read_job(paths, format=kind, partial=labels.partial)
     steps = _observed_steps(job)
-    judgement = judge_steps(steps) if len(job.steps) >= FEWEST_STEPS else None
-    campaign = _recorded(job, steps, store, labels)
+    facts = {name: True for name in ("staged", "sharded") if job.arrangement == name}
+    setting = Setting(staged="staged" in facts, sharded="sharded" in facts)
+    judgement = judge_steps(steps, setting) if len(job.steps) >= FEWEST_STEPS else None
+    campaign = _recorded(job, steps, store, labels, facts)
     return Imported("trace", len(paths), str(labels.name), campaign, job=job, judgement=judgement)
 
 

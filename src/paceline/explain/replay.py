@@ -93,6 +93,8 @@ class Replay:
         alone = len(self.by_dp_rank) > 1 and len(self.by_stage) > 1 and _stands_out(self.by_rank)
         if alone and of_rank > max(BLAMED, 0.9 * of_stage, 0.9 * of_replica):
             return "rank", rank
+        if len(self.by_stage) == 1 < len(self.by_dp_rank):  # the only stage is every rank's
+            of_stage = BLAMED
         if of_replica > max(BLAMED, of_stage) and _stands_out(self.by_dp_rank):
             return "data-parallel rank", replica
         return ("stage", stage) if of_stage > BLAMED and self._lasts(stage) else None

@@ -51,10 +51,10 @@ def setting_of(facts: Mapping[str, Any], threads: int | None, cores: int, ranks:
         crowding=(threads or 0) * crowd / cores if hosts else 0.0,
         buckets=tuple(ddp.get("buckets") or ()),
         searches=bool(ddp.get("find_unused_parameters")) and not ddp.get("unused"),
-        by_hand=ranks > 1 and "ddp" in facts and not ddp and not facts.get("sharded"),
+        by_hand=ranks > 1 and "ddp" in facts and not (ddp or facts.get("sharded") or facts.get("joined")),
         sharded=bool(facts.get("sharded")),
         served=bool(facts.get("served")),
-        staged=bool(facts.get("replay")),
+        staged=bool(facts.get("replay") or facts.get("staged")),
     )
 
 

@@ -75,7 +75,7 @@ class StepCause:
     ranks: tuple[int, ...] = ()
     """Ranks that are slow together, such as those of one host; `rank` is the first of them."""
     reason: str = ""
-    """For an exchange: the setting that exposes it (`setting.exchange_reason`)."""
+    """For an exchange: the setting that exposes it (`setting.exchange_reason`); for a rank: `stages` if it is one."""
 
     @property
     def pattern(self) -> Literal["persistent", "transient"]:
@@ -146,7 +146,7 @@ def judge_steps(steps: Sequence[ObservedStep], setting: Setting | None = None) -
     stalls, calm = _stalls(series)
     causes = [
         *stalls,
-        *_slow_ranks(calm),
+        *(replace(cause, reason="stages" * setting.staged) for cause in _slow_ranks(calm)),
         *_slowdowns(calm),
         *_steady(calm, setting),
         *_settings(calm, setting, stalls),
@@ -380,7 +380,9 @@ def _settings(series: _Series, setting: Setting, stalls: Sequence[StepCause]) ->
     """Costs of the settings in every step: a small batch, too many threads, garbage collection without stalls."""
     causes, work, update = [], series.work.min(axis=0), series.phases["update"].min(axis=0)
     if float(update.mean()) >= UPDATING * float(work.mean()):
-        each = _share(update + series.phases["aggregate"].min(axis=0), series.step_s)
+        waits = setting.staged or setting.sharded  # their exchanges do not become rarer with larger batches
+        exchange = 0.0 if waits else series.phases["aggregate"].min(axis=0)
+        each = _share(update + exchange, series.step_s)
         causes.append(StepCause("batch", "update", None, each, None, None, count=len(work)))
     if setting.crowding >= CROWDED:  # what of the compute it costs, one setting does not tell
         compute = _share(series.phases["forward"].min(axis=0) + series.phases["backward"].min(axis=0), series.step_s)

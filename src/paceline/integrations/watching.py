@@ -23,7 +23,7 @@ from paceline.measurements.trace.observed import Observed, check_name, record
 from paceline.report.terminal.watched import verdict_lines
 from paceline.runtime.watch.arming import armed
 from paceline.runtime.watch.job import name_of_command, observe, read_records, run_watched
-from paceline.runtime.watch.recorder import Recorder
+from paceline.runtime.watch.recorder import Recorder, place_of_process
 
 __all__ = ["Watch", "Watched", "watch", "watch_command"]
 
@@ -143,7 +143,7 @@ class Watch:
             return
         self._hooks.remove()
         self._hooks.recorder.close()
-        if int(os.environ.get("RANK") or 0) == 0:
+        if place_of_process()[0] == 0:
             self._wait()
             self.watched = _stored(self._folder, self._name, self._store)
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -178,4 +178,4 @@ class Watch:
 
 
 def _world() -> int:
-    return int(os.environ.get("WORLD_SIZE") or 1)
+    return place_of_process()[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -18,7 +18,7 @@ from paceline.measurements.run import Run, counted
 from paceline.measurements.store import Store
 from paceline.measurements.summary import Interval, median_interval, phases_of, speedup_interval, split_closes
 from paceline.measurements.tables import LaunchRates, PassTime, pass_times
-from paceline.spec.cluster import Cluster, place
+from paceline.spec.cluster import Cluster, LayerClass, place
 from paceline.spec.network import Network
 from paceline.spec.strategy import Strategy
 
@@ -74,12 +74,13 @@ class Usage:
 def usage_of(run: Run, rate: float) -> Usage:
     """Tokens or images per second of this many samples per second of a run, and the share of its devices' peak."""
     network = _network_of(run)
-    unit, each = input_unit(network)
+    unit, each = input_unit(network) if network else _watched_unit(run)
     stated, mfu = run.facts.get("tokens_per_s"), run.facts.get("mfu")  # of one device, by an imported log
     if network is None and run.is_observed and (stated or mfu):
         devices = run.facts.get("devices", run.ranks)
         return Usage("tokens", stated * devices, mfu) if stated else Usage(unit, rate, mfu)
-    return Usage(unit, rate * each, _mfu(run, network, rate))
+    macs = macs_of(network) if network else _counted(run)
+    return Usage(unit, rate * each, _mfu(run, macs, rate, run.facts.get("precision")))
 
 
 def usage_of_group(group: LaunchRates) -> Usage | None:
@@ -96,13 +97,26 @@ def _network_of(run: Run) -> Network | None:
     return named if isinstance(asked, dict) and asked.get("digest") == named.digest else None
 
 
-def _mfu(run: Run, network: Network | None, rate: float) -> float | None:
+def _watched_unit(run: Run) -> tuple[str, int]:
+    """Unit and number of units of a sample, by the tensor that the watched model was given."""
+    return str(run.facts.get("unit") or "samples"), int(run.facts.get("units_per_sample", 1))
+
+
+def _counted(run: Run) -> dict[LayerClass, float]:
+    """Multiply-adds of a sample by kind of layer, as `paceline watch` counted them."""
+    found: dict[LayerClass, float] = defaultdict(float)
+    for layer in (run.facts.get("work") or {}).values():
+        found[layer["kind"]] += layer["macs"]
+    return found
+
+
+def _mfu(run: Run, macs: Mapping[LayerClass, float], rate: float, precision: str | None) -> float | None:
     cluster, policy = cluster_of(run), policy_of(run)
-    if network is None or cluster is None or policy is None or cluster.num_devices < run.ranks:
+    if not macs or cluster is None or policy is None or cluster.num_devices < run.ranks:
         return None
     devices = [item.device for item in place(cluster, run.ranks, spread=run.case.get("placement") == "spread")]
     try:
-        return peak_share(macs_of(network), devices, rate, policy.precision)
+        return peak_share(macs, devices, rate, precision or policy.precision)
     except Unsupported:
         return None
 

@@ -19,6 +19,7 @@ from paceline.measurements.run import Run
 from paceline.measurements.sql import open_views
 from paceline.measurements.store import Store
 from paceline.measurements.summary import split_closes
+from paceline.measurements.trace.kineto import GRADIENT
 from paceline.spec.cluster import Cluster, place
 
 __all__ = ["Row", "alone", "profile_from", "profile_of"]
@@ -98,6 +99,10 @@ def _profile(launches: Launches, rows: list[Row], jitter: float) -> Profile:
     forward, backward = _halves(rows, passes)
     within = min(1.0, clean / passes["compute"])  # a part that was timed in a slower moment is not longer than the step
     layers, ready = _layers(rows, within * forward, within * backward)
+    work = run.facts.get("work") or {}
+    if work:
+        nothing = {"kind": "elementwise", "macs": 0.0, "moved": 0.0}
+        layers = tuple(layer.model_copy(update=work.get(layer.name, nothing)) for layer in layers)
     return Profile(
         network=run.network,
         device=str(run.case["cluster"]["hosts"][0]["devices"][0]["name"]),
@@ -108,7 +113,7 @@ def _profile(launches: Launches, rows: list[Row], jitter: float) -> Profile:
         h2d=max(0.0, passes["copied"] - passes["resident"]) if "copied" in passes else 0.0,
         io=max(0.0, passes["full"] - passes["copied"]) if "full" in passes else 0.0,
         host=_host(run),
-        precision=run.case["strategy"].get("precision"),
+        precision=run.facts.get("precision") if work else run.case["strategy"].get("precision"),
         jitter=min(MOST_JITTER, jitter),
         uncertainty=min(1.0, _between(launches.steps)),
         source=f"{len(launches.steps)} launches of {run.study}, {run.framework}{_doubt(launches)}",
@@ -152,25 +157,30 @@ def _spans(store: Store, runs: list[str]) -> list[Row]:
             """SELECT phase, name, median(seconds), median(start_s), max(size_bytes) FROM spans
                WHERE rank = 0 AND phase IN ('forward', 'backward') GROUP BY phase, name"""
         ).fetchall()
-        if not rows or any(row[1] != row[0] for row in rows):
+        if not rows or any(row[1] not in (row[0], GRADIENT) for row in rows):
             return rows
         exchanges = connection.execute(
             """SELECT run, step, lower(name), start_s, size_bytes FROM spans
-               WHERE rank = 0 AND phase = 'aggregate' ORDER BY run, step, start_s"""
+               WHERE rank = 0 AND (phase = 'aggregate' OR name = ?) ORDER BY run, step, start_s""",
+            [GRADIENT],
         ).fetchall()
     return _bucket_rows(exchanges, begin=min(row[3] for row in rows if row[0] == "backward"))
 
 
 def _bucket_rows(exchanges: list[tuple[str, int, str, float, int | None]], begin: float) -> list[Row]:
-    """A trace without layers: the gradients of each all-reduce as a layer, whose backward ends when it is sent."""
+    """A trace without layers: each gradient, or the gradients of each all-reduce, as a layer, whose backward ends when
+    it is ready or sent."""
     steps: dict[tuple[str, int], list[tuple[float, int]]] = defaultdict(list)
     for run, step, name, start, size in exchanges:
         if "all_gather" in name or "allgather" in name or "reduce_scatter" in name or "reducescatter" in name:
             raise Unsupported("the ranks of this trace had shards of the layers", hint=WATCH)
-        if ("all_reduce" in name or "allreduce" in name) and size:
+        if ("all_reduce" in name or "allreduce" in name or name == GRADIENT) and size:
             steps[run, step].append((start, size))
     if not steps:
-        raise Unsupported("this trace does not contain the layers and the sizes of their gradients", hint=WATCH)
+        raise Unsupported(
+            "this trace does not contain the layers and the sizes of their gradients",
+            hint=f"torch.profiler.profile(record_shapes=True, ...) states the sizes; or {WATCH}",
+        )
     count = median_low(len(found) for found in steps.values())
     usual = [found for found in steps.values() if len(found) == count]
     sent = [median(found[place][0] for found in usual) for place in range(count)]

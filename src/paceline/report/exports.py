@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import html
 import io
+import itertools
 import json
 import re
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -122,15 +123,34 @@ def _write_by_rank(
 
 
 def _measured_steps(store: Store) -> Callable[[Any], tuple[Span, ...]]:
-    """All traced steps of a case one after the other, each from when it began."""
+    """All traced steps of a case one after the other, each from when it began, if that was recorded."""
 
     def of(evidence: Any) -> tuple[Span, ...]:
         rows = store.load(evidence.run.id).steps.to_pylist()
         starts = {(row["rank"], row["step"]): row["start_s"] for row in rows if row["pass_name"] == "clean"}
+        if not any((span.rank, span.step) in starts for span in evidence.spans):
+            starts = _in_a_row(evidence.spans)
         spans = [span for span in evidence.spans if (span.rank, span.step) in starts]
         return tuple(replace(span, start_s=span.start_s + starts[span.rank, span.step]) for span in spans)
 
     return of
+
+
+def _in_a_row(spans: Sequence[Span]) -> dict[tuple[int, int], float]:
+    """The start of each step, where none is known: as soon as the step before has ended on every rank."""
+    starts: dict[tuple[int, int], float] = {}
+    reached = 0.0
+    for _, group in itertools.groupby(sorted(spans, key=lambda span: span.step), key=lambda span: span.step):
+        inside = list(group)
+        starts |= {(span.rank, span.step): reached for span in inside}
+        reached += max(span.start_s + span.seconds for span in inside)
+    return starts
+
+
+def _chrome_steps(explanation: Explanation, store: Store) -> Callable[[Any], tuple[Span, ...]]:
+    """All steps of a watched or imported run; of a study, the last one of each case."""
+    observed = any(case.evidence.run.is_observed for case in explanation.good)
+    return _measured_steps(store) if observed else measured_step
 
 
 def _table(explanation: Explanation, store: Store) -> Any:
@@ -295,7 +315,7 @@ def _line(event: str, key: str, value: Any, at: int, **metadata: Any) -> str:
 
 
 EXPORTS: dict[str, Export] = {
-    "chrome": Export(".json", "measured steps, for Perfetto", lambda e, s, p: _write_chrome(e, p, measured_step)),
+    "chrome": Export(".json", "measured steps, for Perfetto", lambda e, s, p: _write_chrome(e, p, _chrome_steps(e, s))),
     "chrome-predicted": Export(".json", "predicted steps", lambda e, s, p: _write_chrome(e, p, predicted_step)),
     "kineto": Export(
         "",

@@ -13,7 +13,6 @@ other devices. This module imports only the standard library and torch.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections import defaultdict
@@ -26,11 +25,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline import variables
 from paceline.bench.frameworks.pytorch.worker_host import host_rates
 from paceline.errors import InputError
 from paceline.files import atomic_write
-from paceline.runtime.counting import WorkCounter
+from paceline.runtime.counting import WorkCounter, device_name, precision_of
 from paceline.units import BYTES, SECONDS
 
 __all__ = ["Capture"]
@@ -107,7 +105,7 @@ class Capture:
         if self._batch is None:
             self._batch = next((int(x.shape[0]) for x in inputs if torch.is_tensor(x) and x.dim()), None)
         if self._work is None and type(self._model).__name__ != "OptimizedModule":  # compiled: operators are hidden
-            self._precision = _precision(self._model, self._device)
+            self._precision = precision_of(self._model, self._device)
             self._work = WorkCounter(self._model)
             self._work.begin()
             self._counting = True
@@ -172,14 +170,16 @@ class Capture:
         steps = [step["forward"] + step["backward"] + step["update"] for step in self._clean]
         layers, ready = _layers(traces, typical)
         batch = self._batch or 1
-        _add_work(layers, self._work, batch)
+        if self._work is not None:
+            for layer in layers:
+                layer.update(self._work.of_sample(layer["name"], batch))
         gain = median(self._single) / median(steps) if self._single else None
         host = {**host_rates(), "thread_gain": gain} if self._device.type == "cpu" else None
         spread = _spread(steps)  # on a CPU a disturbance lasts for several steps, so the spread of a mean is no smaller
         return {
             "schema": "paceline.profile/1",
             "network": self._name,
-            "device": _device_name(self._device),
+            "device": device_name(self._device),
             "batch": batch,
             "layers": layers,
             "ready": ready,
@@ -272,40 +272,11 @@ def _spread(steps: list[float]) -> float:
     return (ordered[-1 - quarter] - ordered[quarter]) / 1.349 / median(ordered)
 
 
-def _device_name(device: torch.device) -> str:
-    """Name of the device according to the driver; `host-cpu` for processors."""
-    if device.type != "cuda":
-        return "host-cpu"
-    return os.environ.get(variables.DEVICE) or str(torch.cuda.get_device_name(device))
-
-
-def _precision(model: nn.Module, device: torch.device) -> str | None:
-    """The precision of the computation: amp, or the type of the parameters. None for float32 on a GPU, where PyTorch's
-    settings decide between float32 and TF32."""
-    if torch.is_autocast_enabled(device.type):
-        return "amp"
-    kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    return None if kind == torch.float32 and device.type != "cpu" else str(kind).removeprefix("torch.")
-
-
 def _tied(model: nn.Module) -> list[str]:
     """Names of parameters that are the same tensor as an earlier parameter."""
     first: dict[int, str] = {}
     named = model.named_parameters(remove_duplicate=False)
     return [name for name, parameter in named if first.setdefault(id(parameter), name) != name]
-
-
-def _add_work(layers: list[dict[str, Any]], work: WorkCounter | None, batch: int) -> None:
-    """Add kind, multiply-adds and bytes per sample to each layer; functions between layers are spread over all."""
-    if work is None:
-        return
-    counted = sum(layer["macs"] for layer in work.layers.values())
-    scale = work.total / counted if counted and work.total > counted else 1.0
-    for layer in layers:
-        found = work.layers.get(layer["name"], {"kind": "elementwise", "macs": 0.0, "moved": 0.0})
-        layer.update(kind=found["kind"], macs=scale * found["macs"] / batch, moved=found["moved"] / batch)
-        if found.get("steps"):
-            layer["steps"] = found["steps"]
 
 
 def _summary(profile: dict[str, Any], path: Path | None) -> list[str]:

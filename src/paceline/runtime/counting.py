@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,11 +27,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
+from paceline import variables
 from paceline.errors import InputError
 from paceline.files import atomic_write
 from paceline.units import BYTES
 
-__all__ = ["WorkCounter", "outline_of", "write_outline"]
+__all__ = ["WorkCounter", "device_name", "outline_of", "precision_of", "write_outline"]
 
 KINDS: tuple[tuple[Any, str], ...] = (
     ((nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), "convolution"),
@@ -43,6 +45,8 @@ FLOAT32 = 4
 
 class _Operators(TorchDispatchMode):
     """Counts multiply-adds of every operator, and the bytes that it reads and writes, without parameters."""
+
+    supports_higher_order_operators = True  # such as flex_attention, which PyTorch refuses under other modes
 
     def __init__(self, parameters: set[int]) -> None:
         super().__init__()
@@ -96,6 +100,7 @@ class WorkCounter:
         self._mode = _Operators({storage for one in model.parameters() if (storage := _storage(one)) is not None})
         self._stack: list[list[float]] = []
         self._handles: list[Any] = []
+        self._counting = False
         for name, module in model.named_modules():
             own = any(True for _ in module.named_parameters(recurse=False))
             if name and (own or not any(True for _ in module.children())):
@@ -105,6 +110,7 @@ class WorkCounter:
     def begin(self) -> None:
         """Start counting; called when the forward pass begins."""
         self._mode.__enter__()
+        self._counting = True
 
     def add(self, macs: float, traffic: float) -> None:
         """Add the work of a function whose operators are not dispatched one by one."""
@@ -112,16 +118,28 @@ class WorkCounter:
         self._mode.traffic += traffic
 
     def end(self) -> None:
-        """Stop counting and remove the hooks; called when the forward pass has ended."""
-        self._mode.__exit__(None, None, None)
+        """Stop counting and remove the hooks; called when the forward pass has ended, or if there was none."""
+        if self._counting:
+            self._mode.__exit__(None, None, None)
+        self._counting = False
         self.total, self.traffic = self._mode.macs, self._mode.traffic
         for handle in self._handles:
             handle.remove()
+
+    def of_sample(self, name: str, samples: int) -> dict[str, Any]:
+        """Kind, multiply-adds and bytes of a layer for one sample; functions between layers are spread over all."""
+        counted = sum(layer["macs"] for layer in self.layers.values())
+        scale = self.total / counted if counted and self.total > counted else 1.0
+        found = self.layers.get(name, {"kind": "elementwise", "macs": 0.0, "moved": 0.0})
+        work = {"kind": found["kind"], "macs": scale * found["macs"] / samples, "moved": found["moved"] / samples}
+        return {**work, "steps": found["steps"]} if found.get("steps") else work
 
     def _begins(self, module: nn.Module, inputs: Any) -> None:
         self._stack.append([self._mode.macs, 0.0])
 
     def _ends(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        if not self._stack:
+            return  # called, but not by the pass that is counted
         begin, inner = self._stack.pop()
         macs = self._mode.macs - begin
         if self._stack:
@@ -148,7 +166,7 @@ def _bytes(value: Any) -> float:
         return float(value.numel() * value.element_size())
     if isinstance(value, Mapping):
         return sum(map(_bytes, value.values()))
-    return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0.0
+    return sum(map(_bytes, value)) if isinstance(value, (list, tuple)) else 0.0
 
 
 def _recurrent(module: nn.Module, inputs: Any) -> float:
@@ -169,6 +187,22 @@ def _steps(module: nn.Module, inputs: Any) -> int:
     shape = inputs[0].shape
     length = shape[1] if module.batch_first and len(shape) == 3 else shape[0]
     return int(length) * module.num_layers
+
+
+def device_name(device: torch.device) -> str:
+    """Name of the device according to the driver; `host-cpu` for processors."""
+    if device.type != "cuda":
+        return "host-cpu"
+    return os.environ.get(variables.DEVICE) or str(torch.cuda.get_device_name(device))
+
+
+def precision_of(model: nn.Module, device: torch.device) -> str | None:
+    """The precision of the computation: amp, or the type of the parameters. None for float32 on a GPU, where PyTorch's
+    settings decide between float32 and TF32."""
+    if torch.is_autocast_enabled(device.type):
+        return "amp"
+    kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    return None if kind == torch.float32 and device.type != "cpu" else str(kind).removeprefix("torch.")
 
 
 def outline_of(model: nn.Module, inputs: Any, *, name: str | None = None, batch: int | None = None) -> dict[str, Any]:

@@ -118,6 +118,8 @@ class TrainingJob:
     """Groups of the job; None if all ranks form one group."""
     split: tuple[int, ...] | None = None
     """Samples of each rank in a step, from the plan."""
+    watched: bool = False
+    """Whether `paceline watch` runs this job, whose hooks are first in PYTHONPATH."""
     secret: str = field(default_factory=lambda: secrets.token_hex(32))
 
 
@@ -147,6 +149,7 @@ def run_training(request: TrainingRequest, target: LaunchTarget, show: Callable[
             threads=request.threads or fair_share(used, one_machine=launcher.one_machine),
             one_machine=launcher.one_machine,
             path=interpreter.path,
+            watched=target.on == "local" and variables.WATCH in os.environ,
             env=interpreter.env,
             grouping=grouping,
             split=request.split,
@@ -244,7 +247,10 @@ def _shard_endpoint(job: TrainingJob, grouping: Grouping, index: int) -> tuple[s
 
 
 def _path(job: TrainingJob) -> dict[str, str]:
-    return {"PYTHONPATH": str(job.path)} if job.path is not None else {}
+    """Where ranks import Paceline from, and the hooks of `paceline watch` if it runs this job on this machine."""
+    watched = os.environ.get("PYTHONPATH", "").split(os.pathsep)[:2] if job.watched else []
+    paths = [*watched, *([str(job.path)] if job.path is not None else [])]
+    return {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
 
 
 def _waiting(job: TrainingJob, placed: Placed) -> dict[str, str]:

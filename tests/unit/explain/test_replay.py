@@ -71,7 +71,9 @@ def test_an_exchange_waits_for_the_computation_before_it(tmp_path: Path) -> None
         ((1.0,), (1.0,), (1.0301, 1.0), ("data-parallel rank", "0")),
         ((1.0,), (1.0,), (1.0299, 1.0), None),
         ((1.05,), (1.0,), (1.051, 1.0), ("data-parallel rank", "0")),
-        ((1.05,), (1.0,), (1.049, 1.0), ("stage", "0")),
+        ((1.05, 1.0), (1.0,), (1.049, 1.0), ("stage", "0")),
+        ((1.28,), (1.28, 1.0), (1.28, 1.0), ("data-parallel rank", "0")),  # the only stage is that of every rank
+        ((1.28,), (1.2, 1.2), (1.2, 1.2), None),
         ((1.0,), (1.0,), (1.1, 1.051), None),  # the second is half of the first
         ((1.0,), (1.0,), (1.1, 1.049), ("data-parallel rank", "0")),
         ((1.10, 1.0), (1.091, 1.0), (1.0, 1.0), ("rank", "0")),  # nine tenths of its stage
@@ -81,7 +83,7 @@ def test_an_exchange_waits_for_the_computation_before_it(tmp_path: Path) -> None
         ((1.02,), (1.025, 1.0), (1.0, 1.0), None),
         ((1.10, 1.0), (1.2, 1.0), (1.0,), ("stage", "0")),  # without replicas a rank is its stage
         ((1.10, 1.0), (1.2, 1.11), (1.0, 1.0), ("stage", "0")),
-        ((1.10,), (1.2, 1.0), (1.0, 1.0), ("stage", "0")),  # and without stages it is its replica
+        ((1.10,), (1.2, 1.0), (1.2, 1.0), ("data-parallel rank", "0")),  # and without stages it is its replica
         ((1.10, 1.0), (1.2, 1.09), (1.0, 1.0), ("rank", "0")),
     ],
 )

@@ -39,7 +39,8 @@ def test_an_exposed_exchange_has_a_reason(setting: Setting, reason: str) -> None
     assert exchange_reason(setting) == reason
     cause = first(judge_steps(exchanging(), setting))
     assert (cause.kind, cause.reason) == ("aggregate", reason)
-    assert title_of(cause).startswith("the step waits for the exchange of gradients")
+    waits = {"shards": "exchanges: ranks gather", "stages": "other stages of the pipeline"}
+    assert title_of(cause).startswith(f"the step waits for {waits.get(reason, 'the exchange of gradients')}")
     assert advice_for(cause)
 
 

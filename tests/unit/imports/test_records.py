@@ -547,3 +547,16 @@ def test_the_bandwidth_of_the_bus_is_that_of_the_buffer_times_what_nccl_tests_de
     operation: str, factor: float
 ) -> None:
     assert bus_factor(operation, 4) == factor
+
+
+@pytest.mark.parametrize(("reached", "hangs"), [(6, 0), (5, 1)])
+def test_a_failed_collective_of_gloo_is_found_by_the_rank_that_never_called_it(
+    tmp_path: Path, reached: int, hangs: int
+) -> None:
+    """Gloo records completed and failed collectives alike: scheduled, and retired."""
+    paths = [tmp_path / "dump_0", tmp_path / "dump_1"]
+    for path, last in zip(paths, (6, reached), strict=True):
+        entries = [{**entry(n, "gloo:all_reduce", "scheduled"), "retired": True} for n in range(1, last + 1)]
+        path.write_bytes(pickle.dumps(dump(entries, {"0": "[0, 1]"})))
+    found = find_hangs([read_dump(path, fallback_rank=number) for number, path in enumerate(paths)])
+    assert [(hang.number, hang.waiting, hang.culprits) for hang in found] == [(6, (0,), (1,))] * hangs

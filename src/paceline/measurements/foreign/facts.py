@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from paceline.spec.cluster import LayerClass
 from paceline.spec.fields import Count
 
 __all__ = ["check_facts"]
@@ -53,6 +54,13 @@ class _Host(_Known):
     peak: Number | None = None
     bandwidth: Number | None = None
     thread_gain: Number | None = None
+
+
+class _Work(_Known):
+    kind: LayerClass
+    macs: Number
+    moved: Number
+    steps: Count = 1
 
 
 class _DataParallel(_Known):
@@ -106,8 +114,15 @@ class _Facts(_Known):
     sharing: list[_Sharing] = Field(default_factory=list)
     overlap: _Overlap | None = None
     host: _Host | None = None
+    work: dict[str, _Work] = Field(default_factory=dict)
+    unit: Literal["tokens", "images", "samples"] | None = None
+    units_per_sample: Count = 1
+    precision: Literal["float64", "float32", "float16", "bfloat16", "amp"] | None = None
     hosts: list[str] | None = None
     ddp: _DataParallel | None = None
+    staged: bool = False
+    sharded: bool = False
+    joined: bool = False
     gc_share: Number = 0.0
     gc_steps: list[Annotated[list[Number], Field(min_length=2, max_length=2)]] = Field(default_factory=list)
     replay: _Replay | None = None

@@ -30,7 +30,9 @@ COALESCED = "coalesced"
 SAME_SIZES = re.compile(r"\b(?:all_?reduce|broadcast|_all_?gather_base|_reduce_scatter_base)$")
 """Collectives whose ranks have to give tensors of equal size."""
 COMPLETED = "completed"
-"""State of a completed collective; Gloo leaves `scheduled` and sets `retired`."""
+"""State of a completed collective."""
+RETIRED = "retired"
+"""State of a collective of Gloo that completed or failed, which its records do not distinguish."""
 SETTING = (
     "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 make every rank write a dump "
     "(TORCH_NCCL_DEBUG_INFO_TEMP_FILE=PREFIX)"
@@ -146,12 +148,19 @@ def _collective(entry: Any, path: Path, number: int) -> Collective:
         group=names[-1] if len(names) > 1 and names[-1] not in ("", "undefined") else names[0] if names else "0",
         number=int(sequence or 0) if not given.get("is_p2p") else -1,
         name=given["profiling_name"][:80],
-        state=COMPLETED if given.get("retired") is True else _word(given.get("state", ""))[:40],
+        state=_state(given),
         sizes=tuple(map(str, sizes[:4])) if isinstance(sizes, list | tuple) and _is_flat(sizes) else (),
         place=_place(given.get("frames")),
         key=names[0] if names else "",
         pair=int(pair) if given.get("is_p2p") and _is_count(pair) else -1,
     )
+
+
+def _state(given: dict[str, Any]) -> str:
+    state = _word(given.get("state", ""))[:40]
+    if given.get("retired") is not True:
+        return state
+    return RETIRED if state == "scheduled" else COMPLETED
 
 
 def _word(value: Any) -> str:
@@ -236,7 +245,10 @@ def _hang(
         usual = max(sorted(set(names)), key=names.count)
         other = {rank: name for rank, name in called.items() if name != usual}
         missing = tuple(rank for rank in reached if reached[rank] < number)
-        waiting = tuple(rank for rank, entry in entries.items() if entry.state != COMPLETED and rank not in other)
+        # The last collective of a rank that others never called cannot have completed.
+        done = {rank: entry.state == COMPLETED or (entry.state == RETIRED and not (missing and number == reached[rank]))
+                for rank, entry in entries.items()}  # fmt: skip
+        waiting = tuple(rank for rank in entries if not done[rank] and rank not in other)
         if waiting and (missing or other or len(waiting) == len(entries)):
             last = {rank: _last(table[rank][reached[rank]]) if reached[rank] >= 0 else "" for rank in missing}
             absent = tuple(rank for rank in ranks if rank not in dumps)
@@ -286,7 +298,7 @@ def _stuck_pairs(dump: Dump) -> Iterator[tuple[str, list[Collective]]]:
     for group, numbered in batches.items():
         for _, batch in sorted(numbered.items()):
             ends = [entry for entry in batch if COALESCED in entry.name] or batch
-            if any(entry.state != COMPLETED for entry in ends):
+            if any(entry.state not in (COMPLETED, RETIRED) for entry in ends):
                 yield group, [entry for entry in batch if COALESCED not in entry.name] or batch
                 break
 

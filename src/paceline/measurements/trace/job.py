@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 from paceline.errors import InputError, UnknownName
 from paceline.measurements.run import PHASES, Span
 from paceline.measurements.trace.chrome import checked_events, spans_from_events
 from paceline.measurements.trace.formats import TRACE_READERS, checked_spans, format_of, read_trace
+from paceline.measurements.trace.intervals import Gathering
 from paceline.measurements.trace.profiled import scan_kineto
-from paceline.measurements.trace.rank_trace import RankTrace, StepShares, check_clock, gather_spans, shares_of
+from paceline.measurements.trace.rank_trace import WAIT, RankTrace, StepShares, check_clock, gather_spans, shares_of
 from paceline.measurements.trace.stream import EventStream
 
 __all__ = ["TracedJob", "join_traces", "rank_in_name", "read_job", "traced_job"]
@@ -24,6 +27,10 @@ EVERY_RANK = (
     "export a trace on every rank: on_trace_ready=lambda prof: prof.export_chrome_trace(f'trace-rank{rank}.json'), and "
     "name all files; --partial imports the ranks that are there"
 )
+ARRANGEMENTS = {"other": ("alltoall",), "staged": ("send", "recv"), "sharded": ("allgather", "reducescatter")}
+"""Words in the names of exchanges, by what ranks have that exchange so."""
+SHARDED = 0.1
+"""Share of gathers, or of waits inside operators, in the time of exchanges; metrics and optimisers gather less."""
 MOST_PIECES = 2000
 """Stored spans of one rank, phase by phase, in one step; the shortest are left out beyond."""
 
@@ -49,6 +56,20 @@ class TracedJob:
         """The ranks that were recorded."""
         return tuple(trace.rank for trace in self.traces)
 
+    @property
+    def arrangement(self) -> Literal["staged", "sharded", ""]:
+        """Whether exchanges show that ranks are stages of a pipeline, or have shards of the layers."""
+        took: dict[str, float] = defaultdict(float)
+        for span in (span for trace in self.traces for span in trace.exchanges if span.phase == "aggregate"):
+            name = re.sub(r"[^a-z]", "", span.name.lower())
+            kind = next((kind for kind, words in ARRANGEMENTS.items() if any(word in name for word in words)), "other")
+            took[kind] += span.seconds
+        total = sum(took.values())
+        if 2 * took["staged"] > total:
+            return "staged"
+        waited = sum(trace.covers[WAIT].seconds for trace in self.traces if WAIT in trace.covers)
+        return "sharded" if max(waited, took["sharded"]) > SHARDED * total else ""
+
     def spans(self) -> tuple[Span, ...]:
         """The exposed phases of every step, and the exchanges, from the start of their step."""
         places = {rank: place for place, rank in enumerate(self.ranks)}
@@ -73,8 +94,32 @@ def read_job(paths: Sequence[Path], *, format: str | None = None, partial: bool 
 
 def join_traces(kind: str, traces: Sequence[RankTrace], *, partial: bool = False) -> TracedJob:
     """The job of these ranks, unless some are missing or there twice."""
-    ordered = sorted(traces, key=lambda trace: trace.rank)
-    return traced_job(kind, ordered, (*_check_ranks(ordered, partial=partial), *_closed(ordered)))
+    ordered = sorted(traces, key=lambda trace: (trace.rank, min(trace.steps.values(), default=(0.0, 0.0))))
+    notes = (*_check_ranks(ordered, partial=partial), *_closed(ordered))
+    ranks = itertools.groupby(ordered, key=lambda trace: trace.rank)
+    return traced_job(kind, [_joined(list(files)) for _, files in ranks], notes)
+
+
+def _joined(traces: list[RankTrace]) -> RankTrace:
+    """The files of one rank as one trace: cycles of a schedule, with other steps each, one after the other."""
+    follow = all(max(end for _, end in one.steps.values()) <= min(begin for begin, _ in other.steps.values())
+                 and max(one.steps) < min(other.steps) for one, other in pairwise(traces))  # fmt: skip
+    if not follow:
+        raise InputError(
+            f"rank {traces[0].rank} has two traces: {', '.join(trace.path for trace in traces)}",
+            hint="one file for each rank; start the profiler after `init_process_group`, so that each trace says its "
+            "rank (distributedInfo); cycles of one schedule have different steps",
+        )
+    covers: dict[str, Gathering] = defaultdict(Gathering)
+    for phase, cover in ((phase, cover) for trace in traces for phase, cover in trace.covers.items()):
+        covers[phase].extend(cover.starts, cover.ends)
+    return traces[0] if len(traces) == 1 else replace(
+        traces[0],
+        steps={step: times for trace in traces for step, times in trace.steps.items()},
+        covers={phase: found.cover() for phase, found in covers.items()},
+        exchanges=tuple(span for trace in traces for span in trace.exchanges),
+        closed_s=sum(trace.closed_s for trace in traces),
+    )  # fmt: skip
 
 
 def rank_in_name(path: Path, fallback: int) -> int:
@@ -151,14 +196,8 @@ def _check_steps(trace: RankTrace) -> None:
 
 
 def _check_ranks(traces: Sequence[RankTrace], *, partial: bool) -> list[str]:
-    """Notes on the ranks; ranks that are there twice or not at all are an error."""
-    ranks = [trace.rank for trace in traces]
-    twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
-    if twice:
-        files = ", ".join(trace.path for trace in traces if trace.rank == twice[0])
-        raise InputError(f"rank {twice[0]} has two traces: {files}",
-                         hint="one file for each rank; start the profiler after `init_process_group`, so that each "
-                         "trace says its rank (distributedInfo)")  # fmt: skip
+    """Notes on the ranks; ranks that are not there are an error."""
+    ranks = {trace.rank for trace in traces}
     worlds = {trace.world for trace in traces if trace.world is not None}
     if len(worlds) > 1:
         raise InputError(f"the traces belong to jobs of {' and '.join(map(str, sorted(worlds)))} ranks",

@@ -6,6 +6,7 @@ optimizer steps update; data loaders read; copies to the device are h2d; other o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from paceline.measurements.run import Span
 from paceline.measurements.trace.chrome import checked_events
 from paceline.measurements.trace.stream import EventStream
 
-__all__ = ["STEP", "info_of", "phase_of", "read_kineto", "size_of", "to_kineto"]
+__all__ = ["GRADIENT", "STEP", "info_of", "phase_of", "read_kineto", "shape_bytes", "size_of", "to_kineto"]
 
 STEP = "ProfilerStep#"
+GRADIENT = "gradient"
+"""Name of the moment at which the gradient of a parameter is ready, in a trace without exchanges."""
 _WORDS = (
     ("aggregate", ("gloo:", "nccl:", "c10d::", "allreduce", "all_reduce", "DistributedDataParallel.reduce")),
     ("io", ("DataLoader", "enumerate(")),
@@ -27,7 +30,8 @@ _WORDS = (
 )
 WIDTHS = {
     "double": 8, "long": 8, "float": 4, "int": 4, "half": 2, "bfloat16": 2, "short": 2, "byte": 1, "char": 1, "bool": 1,
-    "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "c10::bfloat16": 2, "c10::half": 2, "long int": 8,
+    "signed char": 1, "unsigned char": 1,
 }  # fmt: skip
 """Bytes of an element by the profiler's name of its type; four for other types."""
 _KEPT = ("cpu_op", "user_annotation", "kernel", "gpu_memcpy", "python_function")
@@ -76,6 +80,20 @@ def size_of(given: dict[str, Any]) -> int | None:
     if size is None and isinstance(given.get("In msg nelems"), int | float):
         size = given["In msg nelems"] * WIDTHS.get(str(given.get("dtype", "")).lower(), 4)
     return int(size) if isinstance(size, int | float) else None
+
+
+def shape_bytes(given: dict[str, Any]) -> int | None:
+    """Bytes of the tensors of an operator, which the profiler states with `record_shapes=True`; lists are left out."""
+    total = 0
+    for kind, dims in zip(_listed(given.get("Input type")), _listed(given.get("Input Dims")), strict=False):
+        lengths = _listed(dims)
+        if str(kind).lower() in WIDTHS and lengths and all(type(n) is int and 0 <= n < 2**40 for n in lengths):
+            total += math.prod(lengths) * WIDTHS[str(kind).lower()]
+    return total if 0 < total < 2**60 else None
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _step(at: float, steps: list[tuple[float, float]]) -> int:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from array import array
+from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,9 @@ import numpy as np
 from paceline.errors import InputError
 from paceline.measurements.run import Span
 from paceline.measurements.trace.chrome import checked_events
-from paceline.measurements.trace.intervals import Cover, Floats, Gathering
-from paceline.measurements.trace.kineto import STEP, info_of, phase_of, size_of
-from paceline.measurements.trace.rank_trace import MOST_EXCHANGES, RankTrace, check_clock
+from paceline.measurements.trace.intervals import Cover, Floats, Gathering, divide
+from paceline.measurements.trace.kineto import GRADIENT, STEP, info_of, phase_of, shape_bytes, size_of
+from paceline.measurements.trace.rank_trace import MOST_EXCHANGES, ON_HOST, WAIT, RankTrace, check_clock
 from paceline.measurements.trace.stream import EventStream
 
 __all__ = ["PhaseScan", "scan_kineto"]
@@ -37,6 +39,9 @@ EXCHANGES = ("gloo:", "nccl:", "mpi:", "ucc:")
 PHASE_MARKS = ("Optimizer.step", "Optimizer.zero_grad", "enumerate(DataLoader")
 """Annotations that mean a phase; all other annotations are the user's own ranges."""
 ENQUEUES = re.compile(r"^(c10d::|record_param_comms)")
+WAITS = re.compile(r"^(_c10d_functional::wait_tensor|c10d::(send|recv_\w*))$")
+"""Operators of the host that last until an exchange ends: tensor parallelism, stages of a pipeline."""
+READY = "torch::autograd::AccumulateGrad"
 LAUNCHES = re.compile(r"^\w+_(runtime|driver)$")
 """Categories of calls that launch kernels: of CUDA, HIP, XPU and others."""
 COLLECTIVE_KERNELS = re.compile(r"nccl|rccl|msccl|oneccl|nvshmem|multimem_|cross_device_reduce|_shot_all_reduce", re.I)
@@ -64,6 +69,7 @@ class PhaseScan:
         self.marks: dict[str, dict[int, tuple[float, float]]] = {"host": {}, "device": {}}
         self.exchanges: dict[str, list[Span]] = {"host": [], "device": []}
         self.sizes: list[int | None] = []
+        self.gradients: list[Span] = []
         self.kernels = _Kernels()
 
     def take(self, event: dict[str, Any]) -> None:
@@ -97,7 +103,10 @@ class PhaseScan:
         marks[int(number)] = (begin, end)
 
     def _operator(self, kind: str, name: str, begin: float, end: float, event: dict[str, Any]) -> None:
-        if ENQUEUES.match(name):
+        if WAITS.match(name):
+            self.host["aggregate"].add(begin, end)
+            self.host[WAIT].add(begin, end)
+        elif ENQUEUES.match(name):
             size = size_of(event.get("args") or {})
             self.sizes += [size] if size else []
         elif name.startswith(EXCHANGES):
@@ -106,6 +115,9 @@ class PhaseScan:
         elif kind == "cpu_op" or name.startswith(PHASE_MARKS):
             phase = phase_of(name)
             self.host["forward" if phase == "aggregate" else phase].add(begin, end)
+            size = shape_bytes(event.get("args") or {}) if name == READY else None
+            if size and len(self.gradients) < MOST_EXCHANGES:
+                self.gradients.append(Span(0, 0, "backward", GRADIENT, end, 0.0, size, self.source))
 
     def _kernel(self, kind: str, name: str, begin: float, end: float, event: dict[str, Any]) -> None:
         if kind == "kernel" and COLLECTIVE_KERNELS.search(name):
@@ -121,8 +133,10 @@ class PhaseScan:
 
     def _exchange(self, place: str, name: str, begin: float, end: float, event: dict[str, Any]) -> None:
         if len(self.exchanges[place]) < MOST_EXCHANGES:
-            size = size_of(event.get("args") or {})
-            self.exchanges[place].append(Span(0, 0, "aggregate", name[:80], begin, end - begin, size, self.source))
+            given = event.get("args") or {}
+            size, named = size_of(given) or shape_bytes(given), str(given.get("Collective name", ""))[:20]
+            full = name[:80] if named.lower() in name.lower() else f"{name[:59]} {named}"
+            self.exchanges[place].append(Span(0, 0, "aggregate", full, begin, end - begin, size, self.source))
 
     def result(self, *, rank: int, world: int | None) -> RankTrace:
         """The trace of this rank; refuses what has no steps or no phases."""
@@ -142,7 +156,7 @@ class PhaseScan:
             world=world,
             steps=steps,
             covers=covers,
-            exchanges=tuple(self._sized(place)),
+            exchanges=tuple(self._sized(place) or _last_passes(self.gradients, host, steps)),
             source=self.source,
             on_device=on_device,
             closed_s=sum(parts.closed_s for parts in gathered.values()),
@@ -161,6 +175,27 @@ class PhaseScan:
             self.device[phase].extend(begins, ends)
         read = {"io": host["io"]} if "io" in host else {}
         return {**read, **{phase: parts.cover() for phase, parts in self.device.items()}}
+
+
+def _last_passes(
+    gradients: list[Span], host: Mapping[str, Cover], steps: Mapping[int, tuple[float, float]]
+) -> list[Span]:
+    """The gradients of the last backward pass of each step: between accumulated passes lies a forward pass."""
+
+    def forward(begin: float, end: float) -> float:
+        return divide(host, ON_HOST, begin, end).seconds.get("forward", 0.0)
+
+    found: list[Span] = []
+    ordered = sorted(gradients, key=lambda span: span.start_s)
+    times = [span.start_s for span in ordered]
+    for begin, end in steps.values():
+        inside = ordered[bisect_left(times, begin) : bisect_left(times, end)]
+        first = forward(begin, inside[0].start_s) if inside else 0.0
+        cut = max((place for place, (one, other) in enumerate(pairwise(inside), start=1)
+                   if 2 * (other.start_s - one.start_s) > first
+                   and 2 * forward(one.start_s, other.start_s) > first), default=0)  # fmt: skip
+        found += inside[cut:]
+    return found
 
 
 def _one_after_another(marks: dict[int, tuple[float, float]]) -> dict[int, tuple[float, float]]:

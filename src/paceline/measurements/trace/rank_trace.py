@@ -12,10 +12,12 @@ from paceline.errors import InputError
 from paceline.measurements.run import PHASES, Span
 from paceline.measurements.trace.intervals import Cover, Division, Gathering, divide
 
-__all__ = ["RankTrace", "StepShares", "check_clock", "gather_spans", "phase_by_words", "shares_of"]
+__all__ = ["ON_HOST", "WAIT", "RankTrace", "StepShares", "check_clock", "gather_spans", "phase_by_words", "shares_of"]
 
 COMPUTE = ("update", "backward", "forward")
-ON_HOST = ("update", "backward", "io", "h2d", "forward", "aggregate")
+WAIT = "wait"
+"""Time in which an operator of the host waits for an exchange: exposed, whatever encloses it."""
+ON_HOST = (WAIT, "update", "backward", "io", "h2d", "forward", "aggregate")
 """Priority of phases that cover the same time: operators of the host lie inside annotations of update and input."""
 ON_DEVICE = ("update", "backward", "forward", "aggregate", "h2d", "io")
 """Priority for kernels: compute of the device hides copies, and reading of the next batch by the host."""
@@ -103,7 +105,11 @@ def _shares(trace: RankTrace, step: int) -> StepShares:
     division: Division = divide(trace.covers, trace.order, begin, end)
     exchange = trace.covers.get("aggregate")
     communication = exchange.within(begin, end).seconds if exchange is not None else 0.0
-    return StepShares(trace.rank, step, begin, end - begin, division.seconds, communication, division.pieces)
+    exposed = {phase: seconds for phase, seconds in division.seconds.items() if phase != WAIT}
+    if WAIT in division.seconds:
+        exposed["aggregate"] = exposed.get("aggregate", 0.0) + division.seconds[WAIT]
+    pieces = tuple(("aggregate" if phase == WAIT else phase, start, stop) for phase, start, stop in division.pieces)
+    return StepShares(trace.rank, step, begin, end - begin, exposed, communication, pieces)
 
 
 def phase_by_words(name: str) -> str | None:

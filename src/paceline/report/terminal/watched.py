@@ -42,23 +42,37 @@ ADVICE = {
     "threads": "OMP_NUM_THREADS or torch.set_num_threads(): no more threads of all ranks of a host than it has cores",
     "collections": "gc.freeze() after the set-up and gc.disable() in the loop, with gc.collect() now and then",
 }
+OF_STAGE = "if its stage computes more than the others, give it fewer layers; if not, "
+GRADIENTS = "the exchange of gradients"
 EXCHANGES = {
     "stages": (
-        ": most of it is waiting for other stages of the pipeline",
-        "what the replay blames; more micro-batches, or interleaved stages, shorten filling and draining",
+        "other stages of the pipeline",
+        "balance the layers of the stages; more micro-batches, or interleaved stages, shorten filling and draining",
     ),
-    "link": ("", "larger buckets, fewer ranks per link, gradients in half precision; `paceline explain` prices each"),
-    "buckets": (": its buckets are small", "DistributedDataParallel(..., bucket_cap_mb=25)"),
-    "overlap": (": nothing hides it", "DistributedDataParallel, whose buckets travel during the backward pass"),
-    "server": (": one rank serves the others", "DistributedDataParallel, or all_reduce: no rank has all of the bytes"),
+    "link": (
+        GRADIENTS,
+        "larger buckets, fewer ranks per link, gradients in half precision; `paceline explain` prices each",
+    ),
+    "buckets": (f"{GRADIENTS}: its buckets are small", "DistributedDataParallel(..., bucket_cap_mb=25)"),
+    "overlap": (
+        f"{GRADIENTS}: nothing hides it",
+        "DistributedDataParallel, whose buckets travel during the backward pass",
+    ),
+    "server": (
+        f"{GRADIENTS}: one rank serves the others",
+        "DistributedDataParallel, or all_reduce: no rank has all of the bytes",
+    ),
     "shards": (
-        ": ranks gather what they have shards of",
+        "exchanges: ranks gather what they have shards of",
         "shard larger units, and fewer ranks (HSDP: replicas between hosts, shards within); keep weights after forward "
         "where the memory allows it (reshard_after_forward=False); exchange in half precision",
     ),
-    "unused": (": it looks for unused parameters", "find_unused_parameters=False, as every parameter is used"),
+    "unused": (
+        f"{GRADIENTS}: it looks for unused parameters",
+        "find_unused_parameters=False, as every parameter is used",
+    ),
 }
-"""For each reason: what exposes the exchange, and what to do."""
+"""For each reason: what the step waits for, and what to do."""
 STALL_ADVICE = {
     "aggregate": "look at the link at these steps: checkpoints or other jobs that use it, errors of a port",
     "io": "more loader workers or a longer prefetch, or look at the storage at these steps",
@@ -161,7 +175,7 @@ def title_of(cause: StepCause) -> str:
         "slow_rank": f"{who}{'hold' if cause.ranks else 'holds'} up the others{mostly}",
         "slowdown": f"{who or 'every rank '}became slower{mostly}",
         "io": "the step waits for its batch",
-        "aggregate": f"the step waits for the exchange of gradients{EXCHANGES[cause.reason or 'link'][0]}",
+        "aggregate": f"the step waits for {EXCHANGES[cause.reason or 'link'][0]}",
         "other": "the step spends time outside of its phases",
         "collections": f"Python's garbage collection interrupts the steps{repeated}",
         "batch": "the batch is small for the weights: update and exchange take longer than their share",
@@ -195,7 +209,7 @@ def advice_for(cause: StepCause) -> str:
         return STALL_ADVICE.get(cause.phase, default)
     if cause.kind == "aggregate":
         return EXCHANGES[cause.reason or "link"][1]
-    return ADVICE[cause.kind].format(who=_ranks(cause))
+    return OF_STAGE * (cause.reason == "stages") + ADVICE[cause.kind].format(who=_ranks(cause))
 
 
 def verdict_document(judgement: StepVerdict | None, campaign: str, note: str) -> dict[str, Any]:

@@ -24,7 +24,15 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 
 from paceline.runtime.watch.layers import LayerTrace
-from paceline.runtime.watch.models import described, is_compiled, is_trainable, replica_of, user_module, wrapped
+from paceline.runtime.watch.models import (
+    WorkCount,
+    described,
+    is_compiled,
+    is_trainable,
+    replica_of,
+    user_module,
+    wrapped,
+)
 from paceline.runtime.watch.recorder import TRACED_STEPS, F, Recorder, guarded
 
 __all__ = ["Hooks"]
@@ -33,8 +41,13 @@ OBSERVED_STEPS = 2
 """Number of steps in which all modules are observed, to find the outermost ones."""
 LOOKS = 3
 """Largest number of new searches for outermost modules, after steps without a forward pass."""
+OWN_SESSION = "paceline.runtime.group.session"
+"""Paceline's runtime, which waits for gradients here, and for batches in the next ones."""
+OWN_SOURCES = {"paceline.runtime.data.batches": "InLoop", "paceline.runtime.data.loader": "LoaderSource"}
 LAST_READY = 4
 """Number of gradients whose ready time is watched in every step: the last ones of a traced step."""
+COUNTED_STEP = 7
+"""Step whose first forward pass is counted: multiply-adds and bytes of each layer."""
 LOST = 50
 """Number of steps of other optimisers after which the optimiser that ended the steps is no longer used."""
 
@@ -76,6 +89,7 @@ class Hooks:
         self._sent = 0
         """Number of elements that this rank exchanged point to point in the present step."""
         self._trace: LayerTrace | None = None
+        self._work: WorkCount | None = None
         if model is not None:
             self._adopt(model)
         self._install(known=model is not None)
@@ -209,6 +223,7 @@ class Hooks:
         self._others = 0
         if self._trace is not None:
             self._stop_trace()
+        self._stop_counting()
         was_watching = self.recorder.watching
         self.recorder.boundary(counts=not (found or self._finding or (was_watching and self._is_lost())))
         self._after_step(was_watching)
@@ -247,18 +262,27 @@ class Hooks:
             self._settle_optimizer()
         if step == TRACED_STEPS[0]:
             recorder.facts.update(described(list(self._roots.values()), self._sent, self._graphs))
-        if step in TRACED_STEPS and not (self._graphs or is_compiled(self._roots.values())) and len(self._roots) == 1:
+        alone = len(self._roots) == 1 and not (self._graphs or is_compiled(self._roots.values()))
+        if step in TRACED_STEPS and alone:
             self._trace = LayerTrace(user_module(next(iter(self._roots.values()))), step)
+        elif step == COUNTED_STEP and alone and not recorder.facts.get("sharded"):
+            self._work = WorkCount.of(user_module(next(iter(self._roots.values()))))
         elif step == TRACED_STEPS[-1] and self._exchanges:
             self.watch_last([p for root in self._roots.values() for p in root.parameters()][::-1])
         self._forwards = self._sent = self._depth = self._backwards = 0
 
-    def _watch_functional(self) -> None:
-        """Watch waits for functional collectives, which tensor parallelism uses, if the script imports them."""
+    def _watch_imported(self) -> None:
+        """Watch waits for functional collectives, which tensor parallelism uses, and Paceline's runtime, if the script
+        imports them."""
         functional = sys.modules.get("torch.distributed._functional_collectives")
         if functional is not None and not self._functional:
             self._functional = True
             self._wrap(functional, "wait_tensor", self._around_wait)
+        if OWN_SESSION in sys.modules and not self.recorder.facts.get("joined"):
+            self.recorder.facts["joined"] = True
+            self._wrap(sys.modules[OWN_SESSION].GroupSession, "exchange", self._around("aggregate"))
+            for module, kind in OWN_SOURCES.items():
+                self._wrap(getattr(sys.modules[module], kind), "take", self._around("io"))
 
     def _around_wait(self, original: Any, *given: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -299,7 +323,7 @@ class Hooks:
         """Watch the forward pass of an outermost module; for DistributedDataParallel, of the user's module inside
         it."""
         self._roots[id(root)] = root
-        self._watch_functional()
+        self._watch_imported()
         inner = user_module(root)
         self._exchanges |= replica_of(root) is not None
         if inner is not root:
@@ -312,11 +336,12 @@ class Hooks:
         else:
             self._handles += [
                 inner.register_forward_pre_hook(self._forward_begins, with_kwargs=True),
-                inner.register_forward_hook(lambda module, inputs, output: self._end("forward"), always_call=True),
+                inner.register_forward_hook(self._forward_ends, always_call=True),
             ]
         device = next((p.device for p in root.parameters()), torch.device("cpu"))
         if device.type == "cuda":
             self.recorder.now = lambda: (torch.cuda.synchronize(device), time.perf_counter())[1]
+            self.recorder.peak_bytes = lambda: torch.cuda.max_memory_allocated(device)
         if device.type != "cpu" and not self._copies:
             self._copies = True
             for name in ("to", "cuda", "copy_"):
@@ -337,6 +362,18 @@ class Hooks:
         if self._trace is not None:
             self._trace.starts()
         self.recorder.begin("forward")
+        if self._work is not None:
+            self._work.begins(inputs, named)
+
+    @hooked
+    def _forward_ends(self, module: Any, inputs: Any, output: Any) -> None:
+        self._stop_counting()
+        self.recorder.end("forward")
+
+    def _stop_counting(self) -> None:
+        work, self._work = self._work, None
+        if work is not None:
+            self.recorder.work = work.ends(self.recorder.facts)
 
     @guarded
     def _count(self, inputs: Any, named: Any) -> None:

@@ -8,18 +8,20 @@ import os
 import re
 import signal
 import subprocess
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline import variables
+from paceline import catalog, variables
 from paceline.bench.environments import worker_path
-from paceline.bench.machine import describe_machine
+from paceline.bench.machine import HOST_CPU, describe_machine
+from paceline.catalog.devices import device_by_alias
 from paceline.errors import InputError
 from paceline.measurements.run import Span
 from paceline.measurements.trace.observed import BATCH_UNKNOWN, Observed, ObservedStep
 from paceline.runtime.watch.recorder import ORDER, TRACED_STEPS
+from paceline.spec.cluster import Cluster, Device
 
 __all__ = ["name_of_command", "observe", "read_records", "run_watched", "steps_of"]
 
@@ -28,6 +30,8 @@ WARMUP = TRACED_STEPS[-1] + 1
 """Number of steps before the first one that counts; they determine what is to be watched."""
 MOST_COLLECTED = 1000
 """Largest number of steps with garbage collection that a run stores."""
+OF_FIRST = ("parameters", "ddp", "device", "every", "sharded", "joined", "unit", "units_per_sample", "precision")
+"""Facts that a run has from its first rank."""
 SHARDED = (
     "FSDP or tensor parallelism: the exchange is what ranks wait for; layers have shards, so do not predict from them"
 )
@@ -97,7 +101,7 @@ def read_records(folder: Path) -> list[Record]:
 def _record(path: Path) -> Record | None:
     """The last facts of a process, and all of its rows and spans; an incomplete line is ignored."""
     record: Record = {}
-    listed: dict[str, list[Any]] = {"rows": [], "spans": [], "collected": []}
+    listed: dict[str, list[Any]] = {"rows": [], "spans": [], "work": [], "collected": []}
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         with contextlib.suppress(ValueError):
             event = json.loads(line)
@@ -130,7 +134,7 @@ def observe(name: str, records: Sequence[Record], *, launcher: str = "watch", la
     )
     return Observed(
         name=name, ranks=ranks, launcher=launcher, network=str(first.get("model", "model")), batch=first["batch"] or 1,
-        framework=first.get("framework", "pytorch/ddp"),
+        framework=first.get("framework", "pytorch/ddp"), cluster=_cluster(records),
         steps=[step for record in records for step in steps_of(record, record["wall"] - origin)],
         spans=[Span(rank=record["rank"], **span) for record in records for span in record["spans"]],
         warmup=WARMUP, machine=machine, labels=(*labels, *_labels(first)), facts=_facts(records),
@@ -168,6 +172,20 @@ def _labels(first: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(word for word, holds in words.items() if holds)
 
 
+def _cluster(records: Sequence[Record]) -> Cluster | None:
+    """The devices on which the ranks computed; None for processors of this machine."""
+    name = str(records[0].get("device_name") or HOST_CPU)
+    if name == HOST_CPU:
+        return None
+    counts = Counter(record["host"] for record in records)
+    known = device_by_alias(name)
+    device = catalog.device(known) if known else Device(name=name[:100])
+    local = catalog.cluster("local")
+    hosts = tuple(local.hosts[0].model_copy(update={"name": f"host-{number}", "devices": (device,) * count})
+                  for number, count in enumerate(counts.values()))  # fmt: skip
+    return local.model_copy(update={"name": f"{len(records)}x {device.name}", "hosts": hosts})
+
+
 def _facts(records: Sequence[Record]) -> dict[str, Any]:
     """Facts other than times: hosts, memory, settings of DistributedDataParallel, garbage collection."""
     return {
@@ -175,11 +193,11 @@ def _facts(records: Sequence[Record]) -> dict[str, Any]:
         "gc_share": sum(record["gc_s"] for record in records) / sum(r["elapsed"] for r in records),
         "gc_count": sum(record["gc_count"] for record in records),
         "peak_bytes": [record["peak_bytes"] for record in records],
+        "peak_memory_bytes": max(record["peak_bytes"] for record in records),
         "gc_steps": _collected(records),
+        "work": dict(records[0].get("work", ())),
         "served": all(record.get("served") for record in records) and len({r["parameters"] for r in records}) == 1,
-        **{
-            name: records[0][name] for name in ("parameters", "ddp", "device", "every", "sharded") if name in records[0]
-        },
+        **{name: records[0][name] for name in OF_FIRST if name in records[0]},
     }
 
 

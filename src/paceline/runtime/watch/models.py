@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from paceline.runtime.counting import WorkCounter, device_name, precision_of
 from paceline.runtime.watch.recorder import Recorder
 
-__all__ = ["described", "is_compiled", "is_trainable", "replica_of", "user_module", "wrapped"]
+__all__ = ["WorkCount", "described", "is_compiled", "is_trainable", "replica_of", "user_module", "wrapped"]
+
+
+COUNTABLE = hasattr(TorchDispatchMode, "supports_higher_order_operators")
+"""Whether operators can be counted without an effect on those that PyTorch composes, such as flex_attention."""
 
 
 def wrapped(owner: Any, name: str, around: Any, recorder: Recorder | None) -> Any:
@@ -57,6 +64,44 @@ def is_trainable(module: Any) -> bool:
     return any(parameter.requires_grad for parameter in module.parameters())
 
 
+class WorkCount:
+    """The work of one forward pass, for MFU and for predictions on other devices; an error in it is no error of the
+    training."""
+
+    def __init__(self, model: Any) -> None:
+        self._model, self._begun = model, False
+        self._counter = WorkCounter(model)
+
+    @staticmethod
+    def of(model: Any) -> WorkCount | None:
+        """The count of a model; None if it would change what PyTorch does, or if parameters have no storage."""
+        with contextlib.suppress(Exception):
+            return WorkCount(model) if COUNTABLE else None
+        return None
+
+    def begins(self, inputs: Any, named: Any) -> None:
+        """Count from here, if this is the first pass of the step."""
+        if not self._begun:
+            self._begun = True
+            self._given = [value for value in (*inputs, *named.values()) if torch.is_tensor(value) and value.dim()]
+            self._counter.begin()
+
+    def ends(self, facts: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        """Stop counting; the work of each layer for a sample, and its unit in `facts`. Nothing without a pass."""
+        with contextlib.suppress(Exception):
+            self._counter.end()
+            if self._begun and self._given and len(self._given[0]) and self._counter.total:
+                first, names = self._given[0], [name for name, _ in self._model.named_modules() if name]
+                text = first.dim() == 2 and not first.is_floating_point()
+                facts.update(
+                    unit="tokens" if text else "images" if first.dim() == 4 else "samples",
+                    units_per_sample=int(first.shape[1]) if text else 1,
+                    precision=precision_of(self._model, first.device),
+                )
+                return [(name, self._counter.of_sample(name, len(first))) for name in names]
+        return []
+
+
 def described(roots: list[Any], sent: int, graphs: bool) -> dict[str, Any]:
     """Facts about the outermost modules; `sent`: elements that were sent point to point in a step."""
     root = roots[0] if roots else None
@@ -78,7 +123,9 @@ def described(roots: list[Any], sent: int, graphs: bool) -> dict[str, Any]:
         "sharded": any(hasattr(p, "device_mesh") for p in parameters) or _flat(root),
         "compiled": graphs or is_compiled(roots), "threads": torch.get_num_threads(),
         "versions": {"torch": str(torch.__version__)},
-        "device": parameters[0].device.type if parameters else "cpu", "python": sys.version.split()[0],
+        "device": parameters[0].device.type if parameters else "cpu",
+        "device_name": device_name(parameters[0].device) if parameters else "host-cpu",
+        "python": sys.version.split()[0],
     }  # fmt: skip
 
 

@@ -17,7 +17,9 @@ from collections.abc import Callable
 from multiprocessing.util import Finalize, register_after_fork
 from typing import Any, TypeVar
 
-__all__ = ["TRACED_STEPS", "Recorder", "guarded"]
+from paceline import variables
+
+__all__ = ["TRACED_STEPS", "Recorder", "guarded", "place_of_process"]
 
 ORDER = ("io", "h2d", "forward", "backward", "aggregate", "update")
 """The columns of a row after step, start and seconds."""
@@ -49,6 +51,18 @@ def guarded(method: F) -> F:
     return safe  # type: ignore[return-value]
 
 
+def place_of_process() -> tuple[int, int]:
+    """Rank and number of ranks, from the variables of torchrun or of `paceline train`."""
+    names = (("RANK", variables.RANK), ("WORLD_SIZE", variables.SIZE))
+    rank, world = (next((value for name in pair if (value := os.environ.get(name))), "") for pair in names)
+    return int(rank or 0), int(world or 1)
+
+
+def _resident() -> int:
+    """Largest resident memory of this process so far."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
 class Recorder:
     """Times the phases of this process's steps. The seconds of a nested phase do not count for the outer phase."""
 
@@ -57,6 +71,8 @@ class Recorder:
         self.alive, self.error = True, ""
         self.now: Callable[[], float] = time.perf_counter
         """The clock; on an accelerator it waits for the device."""
+        self.peak_bytes: Callable[[], int] = _resident
+        """Largest memory of this process so far; on an accelerator, of the device."""
         self.step = 0
         """Number of the present step from 0, which is the number of updates so far."""
         self.watching = True
@@ -68,6 +84,8 @@ class Recorder:
         self.rows: list[list[float]] = []
         """Rows that are not written yet: step, start, seconds, and the phases in order."""
         self.spans: list[dict[str, Any]] = []
+        self.work: list[tuple[str, dict[str, Any]]] = []
+        """Work of each layer for a sample, once it was counted and until it is written."""
         self.facts: dict[str, Any] = {"gc_s": 0.0, "gc_count": 0}
         self._batches: list[int] = []
         self._thread = threading.get_ident()
@@ -85,7 +103,8 @@ class Recorder:
 
     def _forked(self) -> None:
         """Start a new record in a forked process, and close it at exit: Python runs no exit handlers there."""
-        self.rows, self.spans, self._pauses, self._begin, self.step, self.backwards = [], [], {}, None, 0, 0
+        self.rows, self.spans, self.work, self._pauses = [], [], [], {}
+        self._begin, self.step, self.backwards = None, 0, 0
         Finalize(self, self.close, exitpriority=0)
 
     @property
@@ -149,13 +168,13 @@ class Recorder:
 
     def _document(self) -> dict[str, Any]:
         """Everything but rows and spans."""
-        known = sorted(count for count in self._batches if count)
+        known, (rank, world) = sorted(count for count in self._batches if count), place_of_process()
         return {
-            "event": "facts", "rank": int(os.environ.get("RANK") or 0), "world": int(os.environ.get("WORLD_SIZE") or 1),
+            "event": "facts", "rank": rank, "world": world,
             "host": socket.gethostname(), "wall": self._wall, "elapsed": time.perf_counter() - self._origin,
             "batch": known[len(known) // 2] if known else 0, "every": self.every, "steps": self.step,
             "error": self.error, "backwards": self.backwards, "attempt": int(os.environ.get(RESTARTS) or 0),
-            "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, **self.facts,
+            "peak_bytes": self.peak_bytes(), **self.facts,
         }  # fmt: skip
 
     def flush(self, **more: Any) -> None:
@@ -163,11 +182,11 @@ class Recorder:
         self._flushed = time.perf_counter()
         if self._begin is None and not (more and self.backwards):
             return
-        new = {"rows": self.rows, "spans": self.spans, "collected": list(self._pauses.items())}
+        new = {"rows": self.rows, "spans": self.spans, "work": self.work, "collected": list(self._pauses.items())}
         events = [{"event": name, name: found} for name, found in new.items()]
         with open(os.path.join(self.folder, f"process-{os.getpid()}.jsonl"), "a", encoding="utf-8") as file:
             file.write("".join(json.dumps(event) + "\n" for event in (*events, {**self._document(), **more})))
-        self.rows, self.spans, self._pauses = [], [], {}
+        self.rows, self.spans, self.work, self._pauses = [], [], [], {}
 
     def close(self) -> None:
         """Write the final record of the process."""

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from paceline.errors import InputError
+from paceline.measurements.results import campaign_results
+from paceline.measurements.store import Store
+from paceline.measurements.trace.observed import record as store_observed
 from paceline.runtime.watch import recorder as recorders
 from paceline.runtime.watch.job import name_of_command, observe, read_records, steps_of
-from paceline.runtime.watch.recorder import Recorder, guarded
+from paceline.runtime.watch.recorder import Recorder, guarded, place_of_process
 
 
 class Clock:
@@ -222,3 +225,36 @@ def test_a_batch_that_no_tensor_told_is_noted() -> None:
     assert found.labels == (
         "the batch is not known: no tensor was given to the model; one sample for each rank and step",
     )
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "share"),
+    [("NVIDIA A100-SXM4-40GB", "a100-40gb", 8 * 6e12 / 624e12), ("Some GPU 9000", "Some GPU 9000", None)],
+)
+def test_ranks_on_gpus_are_known_by_their_device_and_their_share_of_its_peak(
+    tmp_path: Path, device: str, name: str, share: float | None
+) -> None:
+    """Two hosts; a step of 2 s on 8 texts of each rank, whose layers multiply 1e12 times for a text."""
+    work = [["fc", {"kind": "linear", "macs": 1e12, "moved": 1.0}]]
+    told = {"device_name": device, "work": work, "unit": "tokens", "units_per_sample": 1024, "precision": "bfloat16"}
+    found = observe("x", [record(0, **told), record(1, **told)])
+    store = Store(tmp_path)
+    (result,) = campaign_results(store, store_observed(found, store))
+    hosts = result.run.case["cluster"]["hosts"]
+    assert [[one["name"] for one in host["devices"]] for host in hosts] == [[name], [name]]
+    assert result.usage is not None
+    assert (result.usage.unit, result.usage.per_s) == ("tokens", pytest.approx(8 * 1024))
+    assert result.usage.mfu == (None if share is None else pytest.approx(share))
+    assert observe("x", [record(0), record(1)]).cluster is None
+
+
+def test_a_process_of_paceline_train_knows_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "PACELINE_RANK", "PACELINE_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert place_of_process() == (0, 1)
+    monkeypatch.setenv("PACELINE_RANK", "1")
+    monkeypatch.setenv("PACELINE_SIZE", "4")
+    assert place_of_process() == (1, 4)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert place_of_process() == (0, 2)
