@@ -23,7 +23,7 @@ from paceline.catalog.clusters import cluster
 from paceline.catalog.frameworks import framework, framework_names
 from paceline.catalog.networks import network
 from paceline.errors import Unsupported
-from paceline.spec.network import plain_network
+from paceline.spec.network import layer_costs, plain_network
 from paceline.spec.strategy import Strategy
 from paceline.spec.study import Case
 from tests.conftest import Command
@@ -140,6 +140,28 @@ def test_caffe_takes_every_second_pixel_of_an_even_image() -> None:
 def test_what_a_builder_cannot_do_is_refused_before_the_launch(name: str, family: str, words: str) -> None:
     asked = case(name, ranks=1).model_copy(update={"network": network_family()[family]})
     assert words in (ADAPTERS[name.split("/")[0]].refusal(asked) or "")
+
+
+IN_A_CASE = (
+    "jax/data_parallel",
+    "mxnet/dist_sync",
+    "tensorflow/multiworker",
+    "keras/jax",
+    "caffe/single",
+    "horovod/pytorch",
+)
+
+
+@pytest.mark.parametrize("name", IN_A_CASE)
+def test_a_network_that_ends_in_an_image_is_refused_before_the_launch(name: str) -> None:
+    """The loss is taken over the last axis: with channels last, that is another one than in the reference."""
+    flat = case(name, "lenet", ranks=1)
+    image = flat.network.model_copy(update={"layers": flat.network.layers[:2]})
+    assert len(layer_costs(image)[-1].shape) == 3
+    refused = ADAPTERS[name.split("/")[0]].refusal(flat.model_copy(update={"network": image}))
+    assert refused is not None
+    assert f"lenet ends in an image ({image.layers[-1].name})" in refused
+    assert ADAPTERS[name.split("/")[0]].refusal(flat) is None
 
 
 def test_windows_that_are_rounded_up_get_padding_after() -> None:
