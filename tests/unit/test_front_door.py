@@ -1,5 +1,6 @@
 """What a stranger types first: wrong words, pipes that close early, the shell's completion."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
+from paceline.explain import compared
+from tests.made import Made, write
 
 PACELINE = (sys.executable, "-m", "paceline")
 Call = Callable[..., str]
@@ -132,3 +135,83 @@ def test_help_of_commands_below_a_command_is_whole(paceline: Call) -> None:
     listed = " ".join(paceline("cluster", "-h").partition("Commands:")[2].split())
     assert "measure the links between them; print or write a cluster file." in listed
     assert "exit code 1 if there is one." in " ".join(paceline("store", "-h").split())
+
+
+def test_a_defect_is_an_internal_error_with_a_code_of_its_own(paceline: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ValueError("nobody thought of this\x1b[2J")
+
+    monkeypatch.setattr("paceline.cli.query.ask", broken)
+    said = paceline("query", "SELECT 1", code=70)
+    assert said.startswith("internal error: ValueError: nobody thought of this\\x1b[2J\n")
+    assert "hint: this is a bug in Paceline; PACELINE_DEBUG=1 shows the traceback" in said
+    monkeypatch.setenv("PACELINE_DEBUG", "1")
+    with pytest.raises(ValueError, match="nobody thought"):
+        paceline("query", "SELECT 1")
+
+
+@pytest.mark.parametrize(("name", "code"), [("some.file", 2), (None, 1)])
+def test_what_the_system_refuses_is_an_input_error_only_if_it_names_a_file(
+    paceline: Call, monkeypatch: pytest.MonkeyPatch, name: str | None, code: int
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(28, "No space left on device", name)
+
+    monkeypatch.setattr("paceline.cli.query.ask", refused)
+    place = f"{name}: " if name else ""
+    assert paceline("query", "SELECT 1", code=code) == f"error: {place}No space left on device\n"
+
+
+def test_a_comparison_is_drawn_and_computed_as_asked(
+    paceline: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = str(tmp_path / "results")
+    write(Path(store), [Made(ranks=1, launches=5), Made(ranks=2, aggregate=0.03, launches=5)])
+    drawn = []
+    monkeypatch.setattr("paceline.cli.compare.write_launches", lambda *given: drawn.append(given))
+    asked = ("compare", "ranks=2", "ranks=1", "--store", store)
+    paceline(*asked, "--plot", str(tmp_path / "plot.html"))
+    ((_, (sample, base), titles, _),) = drawn
+    assert titles[0].startswith("ranks=2")
+    rows = json.loads(paceline("query", "SELECT ranks, samples_per_s FROM launches", "--store", store, "--json"))[
+        "rows"
+    ]
+    assert sorted(sample) == sorted(row["samples_per_s"] for row in rows if row["ranks"] == 2)
+    assert sorted(base) == sorted(row["samples_per_s"] for row in rows if row["ranks"] == 1)
+    asked_for = []
+    kept = compared.compare_sides
+    monkeypatch.setattr(
+        "paceline.cli.compare.compare_sides",
+        lambda one, other, share: asked_for.append(share) or kept(one, other, share),
+    )
+    paceline(*asked, "--confidence", "0.8")
+    paceline(*asked)
+    assert asked_for == [0.8, 0.95]
+
+
+def test_options_reach_what_they_name(paceline: Call) -> None:
+    where = ("--network", "resnet50", "--cluster", "v100-10gbe-8x4", "--batch", "64")
+    predicted = json.loads(paceline("predict", *where, "--at", "2,16", "--json"))["predictions"]
+    counts = [one["devices"] for one in predicted]
+    assert counts == [2, 16], "--at is another name of --devices"
+    trouble = json.loads(
+        paceline("simulate", *where, "--devices", "8", "--steps", "50", "--straggle", "0.1", "--straggle-factor", "7",
+                 "--seed", "3", "--jobs", "2", "--mtbf", "100 h", "--restart", "2 min", "--json")
+    )["trouble"]  # fmt: skip
+    assert (trouble["straggle_factor"], trouble["seed"], trouble["jobs"], trouble["restart"]) == (7.0, 3, 2, 120.0)
+    assert trouble["mtbf"] == 360_000.0
+    few, many = (
+        json.loads(paceline("whatif", *where, "--buckets", "--devices", devices, "--json")) for devices in ("2", "2,32")
+    )
+    assert few != many, "the buckets are those of the largest number"
+
+
+def test_warnings_about_the_store_go_to_standard_error(tmp_path: Path) -> None:
+    store = write(tmp_path / "results", [Made(ranks=1)])
+    (store.runs / store.names()[0] / "run.json").write_text("{}")
+    done = subprocess.run(
+        [*PACELINE, "show", "--store", str(tmp_path / "results"), "--json"], capture_output=True, text=True, check=False
+    )
+    assert json.loads(done.stdout)["campaign"]
+    assert done.stderr.startswith("warning: ")
+    assert "run.json" in done.stderr
