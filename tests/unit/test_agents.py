@@ -378,3 +378,19 @@ def test_an_agent_runs_nothing_for_a_launcher_without_the_token(tmp_path: Path) 
     server.close()
     with other:
         pass
+
+
+@pytest.mark.parametrize("carries", [False, True], ids=["calls", "carried"])
+def test_only_commands_whose_agents_call_back_get_the_token_in_their_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carries: bool
+) -> None:
+    """An agent that is carried gets it inside of its connection; the environment of ssh may be read by others."""
+    spawned: list[Any] = []
+    monkeypatch.setattr(remote, "spawn", lambda commands, streams: spawned.append(commands))
+    arrivals: Any = SimpleNamespace(
+        port=None if carries else 4000, streams=lambda commands: contextlib.nullcontext(dict.fromkeys(commands))
+    )
+    agents = Agents(("a",), ("python3",), tmp_path, TOKEN)
+    remote._RemoteLaunch(Submission({"ssh": ["ssh", "a"]}), agents, arrivals)
+    ((_, env, _),) = spawned[0].values()
+    assert (env.get(variables.AGENT_TOKEN) == TOKEN) == (not carries)

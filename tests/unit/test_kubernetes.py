@@ -61,6 +61,9 @@ def test_the_check_can_fail() -> None:
 def test_wrong_kind_and_missing_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="kind=jobset"):
         KubernetesEngine(("kind=pod",))
+    for twice in (("image=a", "image=b"), ("kind=jobset", "kind=jobset")):
+        with pytest.raises(InputError, match="unknown or repeated --engine option"):
+            KubernetesEngine(twice)
     for word in ("img=x", "image"):
         with pytest.raises(InputError, match=f"unknown or repeated --engine option {word}"):
             KubernetesEngine((word,))
@@ -73,6 +76,10 @@ def test_wrong_kind_and_missing_tool(tmp_path: Path, monkeypatch: pytest.MonkeyP
     secret, ranks = json.loads((tmp_path / "manifest.json").read_text())["items"]
     assert ranks["kind"] == "JobSet"
     assert secret["metadata"]["name"] == ranks["metadata"]["name"]
+    pod = ranks["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    (token,) = pod["containers"][0]["env"]
+    named = token["valueFrom"]["secretKeyRef"]
+    assert named == {"name": secret["metadata"]["name"], "key": next(iter(secret["stringData"]))}
     kubernetes_validate.validate(secret, kubernetes_validate.latest_version(), strict=True)
 
 

@@ -57,6 +57,11 @@ def test_a_slip_that_makes_too_many_cases_is_refused_at_once():
 
 def test_ids_ignore_labels_and_scaling_but_not_what_runs():
     plain = expand(study(), shipped_catalog())[0]
+    host = plain.cluster.hosts[0]
+    hungry = host.model_copy(update={"devices": (host.devices[0].model_copy(update={"power": 700.0}),)})
+    meters = [plain.cluster.model_copy(update={"hosts": (one.model_copy(update={"devices": one.devices[:1]}),)})
+              for one in (host, hungry)]  # fmt: skip
+    assert len({plain.model_copy(update={"cluster": one}).id for one in meters}) == 1, "power costs money, not time"
     labelled = expand(study(strategy=(Strategy(name="mine"),)), shipped_catalog())[0]
     bucketed = expand(study(strategy=(Strategy(bucket="1 MiB"),)), shipped_catalog())[0]
     assert plain.id == labelled.id == expand(study(scaling="strong"), shipped_catalog())[0].id

@@ -391,3 +391,10 @@ def test_few_stalls_of_each_phase_are_one_cause() -> None:
     assert (cause.kind, cause.phase, cause.count, cause.since) == ("stalls", "any", 6, 11)
     fewer = dict(list(places.items())[:5])
     assert judge_steps(train(lambda r, s: {fewer[r, s]: 0.6} if (r, s) in fewer else {})).causes == ()
+
+
+def test_ranks_that_are_slow_together_cost_what_the_slowest_of_them_does() -> None:
+    """Ranks 2 and 3 of one host: every step waits for rank 3, and mending that alone would leave rank 2."""
+    steps = train(lambda rank, step: {"forward": {2: 0.03, 3: 0.034}.get(rank, 0.0)}, ranks=4, noise=0.0)
+    (cause,) = [one for one in judge_steps(steps).causes if one.kind == "slow_rank"]
+    assert (cause.ranks, cause.share.value) == ((2, 3), pytest.approx(0.034 / mean_step(steps)))

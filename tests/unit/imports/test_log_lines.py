@@ -254,3 +254,18 @@ def test_steps_of_epochs_without_length_count_on_only_where_they_begin_anew(tmp_
     assert [step.step for step in logs.read_log(path).steps] == [1, 2, 3, 4, 5, 6]
     path.write_text("\n".join(words.format(e=n // 4, n=n) for n in range(1, 8)))
     assert [step.step for step in logs.read_log(path).steps] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_clock_of_whole_seconds_tells_steps_of_four_seconds_and_more() -> None:
+    def seconds(*moments: float, coarse: bool = True) -> list[float]:
+        steps = [LoggedStep(number, at_s=at, is_coarse=coarse) for number, at in enumerate(moments)]
+        return [step.seconds or 0.0 for step in logs._timed(steps, {})]
+
+    assert seconds(0.0, 3.0, 4.0, 8.0) == [2.0, 4.0], "a line three seconds later is left out, and its step counts"
+    assert seconds(0.0, 3.0, 4.0, 8.0, coarse=False) == [3.0, 1.0, 4.0]
+
+
+def test_where_the_length_of_an_epoch_is_known_steps_are_counted_on() -> None:
+    step = LOG_FORMS["torchvision"]("Epoch: [2]  [ 30/100]  eta: 0:00:10  time: 0.25")
+    assert step is not None
+    assert (step.step, step.total, step.epoch) == (230, 100, None), "not counted on once more at the next epoch"

@@ -250,6 +250,7 @@ def test_a_transformer_is_predicted_or_does_not_fit(paceline):
         (("--framework", ","), "no framework given"),
         (("--global-batch", "512"), "batch 8 per device and global batch 512: expected one of them"),
         (("--force",), "--fact and --force belong to --measured"),
+        (("--fact", "link=25gbe"), "--fact and --force belong to --measured"),
     ],
 )
 def test_options_that_would_be_ignored_are_refused(paceline, options, message):
