@@ -13,6 +13,7 @@ import pytest
 import paceline
 from paceline import api
 from paceline.errors import InputError, UnknownName, Unsupported
+from paceline.measurements.profile import Profile, ProfiledLayer
 from paceline.measurements.run import PHASES, Span
 from paceline.measurements.trace.chakra import to_chakra
 from paceline.measurements.trace.chrome import to_chrome
@@ -214,3 +215,18 @@ def test_a_missing_extra_is_named(tmp_path):
         done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, check=True)
         assert "torch is not installed" in done.stdout
         assert "paceline[torch]" in done.stdout
+
+
+def test_a_batch_that_is_given_takes_the_place_of_the_profile_s() -> None:
+    layers = (ProfiledLayer(name="a", forward=1e-3, backward=2e-3, gradients=(4e6,)),)
+    profile = Profile(network="mine", batch=8, layers=layers)
+    batches = [
+        paceline.predict(profile=profile, cluster="dgx-1", batch=batch, devices=1).curve.predictions[0].batch_per_device
+        for batch in (None, 16)
+    ]
+    assert batches == [8, 16]
+
+
+def test_a_cluster_of_one_host_is_repeated_for_the_largest_number_of_devices() -> None:
+    answer = paceline.predict("resnet50", cluster="dgx-1", batch=64, devices=[4, 32])
+    assert [one.devices for one in answer.curve.predictions] == [4, 32]

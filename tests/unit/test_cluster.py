@@ -1,7 +1,8 @@
 import pytest
 from pydantic import ValidationError
 
-from paceline.spec.cluster import Cluster, Device, Host, Link, place
+from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link, place
+from paceline.spec.fields import SpecModel
 
 LINK = Link(name="l", bandwidth="10 Gb/s", latency="5 us")
 
@@ -52,3 +53,38 @@ def test_quantities_are_read_with_their_units():
 def test_impossible_links_are_refused(fields):
     with pytest.raises(ValidationError):
         Link(**{"name": "l", "bandwidth": 1.0, **fields})
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (Link, {"bandwidth": 0.0}),
+        (Link, {"bandwidth": 1e9, "loss": 1.01}),
+        (Link, {"bandwidth": 1e9, "loss": -0.01}),
+        (Link, {"bandwidth": 1e9, "latency": -1e-6}),
+        (Emulation, {"straggle": 1.5}),
+        (Emulation, {"jitter": 1.01}),
+        (Emulation, {"straggle_factor": 0.9}),
+        (Emulation, {"speed": 0.0}),
+        (Device, {"quota": 1.1}),
+        (Device, {"quota": 0.0}),
+        (Device, {"power": 0.0}),
+        (Device, {"memory": -1.0}),
+    ],
+)
+def test_quantities_have_bounds(kind: type[SpecModel], fields: dict[str, float]) -> None:
+    name = {} if kind is Emulation else {"name": "a"}
+    kind.model_validate({**name, **({"bandwidth": 1e9} if kind is Link else {})})
+    with pytest.raises(ValidationError):
+        kind.model_validate({**name, **fields})
+    if kind is Device:
+        assert Device.model_validate({"name": "a", "memory": 0.0}).memory == 0.0, "unknown is None, and nothing is 0"
+
+
+def test_what_a_cluster_does_not_state() -> None:
+    link = Link(name="a", bandwidth=1e9)
+    assert (link.latency, link.jitter, link.loss) == (0.0, 0.0, 0.0)
+    host = Host(name="h", devices=(Device(name="d"),), inside=link, link=link)
+    assert (host.nics, host.cores, host.disk) == (1, None, None)
+    device = Emulation()
+    assert (device.speed, device.jitter, device.straggle, device.straggle_factor) == (1.0, 0.0, 0.0, 10.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import os
@@ -10,9 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
 from paceline.bench import machine
 from paceline.bench.machine import diagnose, probe_seconds, with_rates
+from paceline.bench.sites.target import LaunchTarget
+from paceline.measurements.run import Check
 from paceline.spec.cluster import Device, Emulation
 from tests.conftest import Command
 
@@ -214,3 +218,23 @@ def test_only_the_unknown_processor_gets_rates_of_this_machine(monkeypatch: pyte
 def test_a_probe_is_not_moved_by_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
     clock(monkeypatch, [1.0] * 25 + [50.0] * 15)
     assert probe_seconds() == 1.0
+
+
+@pytest.mark.parametrize(("status", "code"), [("PASS", 0), ("FAIL", 1), ("UNDECIDED", 1)])
+def test_links_that_are_not_shown_to_be_good_are_no_success(
+    monkeypatch: pytest.MonkeyPatch, status: str, code: int
+) -> None:
+    verb = importlib.import_module("paceline.cli.doctor")
+    monkeypatch.setattr(verb, "probe_target", lambda *_: SimpleNamespace(test=0, rates=0, cluster=0, known=True))
+    monkeypatch.setattr(verb, "judge_fabric", lambda *_: SimpleNamespace(status=status))
+    monkeypatch.setattr(verb, "show_fabric", lambda verdict, slurm: None)
+    assert verb._test_hosts(LaunchTarget(on="ssh", hosts=("a",)), None, None, None, 0.7, as_json=False) == code
+
+
+@pytest.mark.parametrize(("found", "code"), [(("ok", "warn"), 0), (("ok", "bad"), 1), (("bad",), 1)])
+def test_one_bad_check_is_enough(monkeypatch: pytest.MonkeyPatch, found: tuple[str, ...], code: int) -> None:
+    verb = importlib.import_module("paceline.cli.doctor")
+    checks = tuple(Check(name=one, status=one, saw="", expected="") for one in found)  # type: ignore[arg-type]
+    monkeypatch.setattr(verb, "diagnose", lambda *_, **__: checks)
+    monkeypatch.setattr(verb, "cache_folders", list)
+    assert CliRunner().invoke(verb.command, []).exit_code == code

@@ -11,6 +11,7 @@ import pytest
 
 from paceline.explain.replay import Replay, replay
 from paceline.measurements.foreign.operations import read_operations
+from paceline.report.terminal.watched import replay_lines
 from tests.unit.imports.test_replay import _write
 
 F = 0.010
@@ -185,3 +186,24 @@ def test_unequal_micro_batches_are_blamed_only_where_forward_and_backward_agree(
     assert replace(uneven, even_s=0.0).blame == ("stage", "0"), "stored before it was computed"
     none = replace(uneven, replayed_s=1.02, by_stage={"0": 1.02, "1": 1.015})
     assert none.blame is None, "a step as long as without stragglers"
+
+
+def test_what_the_replay_says_in_words() -> None:
+    delays = {"by_stage": {"0": 1.5, "1": 1.0}, "by_dp_rank": {"0": 1.25}, "by_kind": {"first-op": 1.125}}
+    found = stepwise(0.25, 0.25, 0.25, replayed=1.25, delays=delays)
+    text = "\n".join(replay_lines(found.document))
+    assert (
+        "a step takes 2.000 s; replayed without delays between operations 1.250 s, without stragglers 1.000 s" in text
+    )
+    assert "stragglers cost 20.0 % of the time, 4.80 h of every day" in text
+    assert "delays between operations cost 37.5 % of the time" in text
+    assert "by the delays of stage 0 1.500 x, data-parallel rank 0 1.250 x, operation first-op 1.125 x" in text
+    blamed = "first cause: stage 0 alone makes the step 1.20 times as long, mostly by forward-compute, in all steps"
+    assert f"{blamed} (persistent); give it fewer layers" in text
+    link = replace(found, by_kind={"forward-pp-comm": 1.2})
+    assert "(persistent); look at the links that it uses" in "\n".join(replay_lines(link.document))
+    apart = "\n".join(replay_lines(replace(found, clock_s=0.0021).document))
+    assert "the clocks of the ranks differ by about 2.10 ms" in apart
+    assert "first cause" not in apart, "otherwise the slow rank is not known"
+    late = stepwise(0.0, 0.25, 0.25, 0.25)
+    assert "since step 2 (persistent)" in "\n".join(replay_lines(late.document))

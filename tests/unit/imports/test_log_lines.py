@@ -269,3 +269,34 @@ def test_where_the_length_of_an_epoch_is_known_steps_are_counted_on() -> None:
     step = LOG_FORMS["torchvision"]("Epoch: [2]  [ 30/100]  eta: 0:00:10  time: 0.25")
     assert step is not None
     assert (step.step, step.total, step.epoch) == (230, 100, None), "not counted on once more at the next epoch"
+
+
+def test_a_rate_of_all_devices_is_that_of_the_whole_batch() -> None:
+    def seconds(**said: float) -> list[float]:
+        step = LoggedStep(1, **said)  # type: ignore[arg-type]
+        return [one.seconds or 0.0 for one in logs._timed([step], FACTS)]
+
+    assert seconds(samples_per_s=100.0) == [0.5], "samples per second are those of all devices"
+    assert seconds(tokens_per_s=1000.0) == [2.0], "and tokens per second those of one"
+
+
+FACTS = {"local": 5, "global": 50, "world": 5, "sequence": 200}
+
+
+def test_one_timed_step_is_no_log_of_steps(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("iter 1: loss 2.0, time 12.5ms\n")
+    with pytest.raises(InputError, match=r"has 1 timed steps of nanogpt in 1 lines, at least two are needed"):
+        logs.read_log(path)
+    path.write_text("iter 1: loss 2.0, time 12.5ms\niter 2: loss 2.0, time 12.5ms\n")
+    assert [step.seconds for step in logs.read_log(path).steps] == [0.0125, 0.0125]
+
+
+@pytest.mark.parametrize(
+    ("clock", "seconds"), [("1 day, 0:00:05", 86405), ("2 days, 1:02:03", 176523), ("1:02:03", 3723), ("02:03", 123)]
+)
+def test_the_time_that_elapsed_has_days(clock: str, seconds: float) -> None:
+    line = f'{{"current_steps": 5, "total_steps": 100, "loss": 1.0, "elapsed_time": "{clock}"}}'
+    step = LOG_FORMS["llama-factory"](line)
+    assert step is not None
+    assert (step.at_s, step.is_coarse) == (seconds, True)

@@ -198,6 +198,13 @@ def test_what_is_no_whole_number_is_refused(paceline, written):
         (("predict", *ASK, "--measured", "points.csv", "--at", "3"), "--measured together with"),
         (("predict", *ASK, "--plot", "nowhere/curve.svg"), "nowhere/curve.svg"),
         (("predict", *ASK, "--plot", "curve.docx"), "curve.svg"),
+        (("predict", *ASK[:-2], "--devices", "0,4"), "--devices 0,4: expected numbers of devices"),
+        (("predict", *ASK[:-2], "--devices", "1000001"), "--devices 1000001: expected numbers of devices"),
+        (
+            ("plan", "--network", "lenet", "--profile", "a.profile", "--cluster", "dgx-1"),
+            "either --network or --profile",
+        ),
+        (("plan", "--cluster", "dgx-1"), "either --network or --profile"),
         (("simulate", *ASK, "--mtbf", "bla"), "--mtbf"),
         (("simulate", *ASK, "--mtbf", "0 s"), "mean time between failures: got 0 s"),
         (("simulate", *ASK, "--restart", "-5 s"), "restart: got -5 s"),

@@ -103,3 +103,13 @@ def test_a_shard_moves_only_to_whoever_could_read_it() -> None:
     busy = Offer(0, more=False, wants=0, places=())
     assert progress.hand_over(["a", "b"], [*wanting(0), busy]) == {}
     assert len(progress.hand_over(["a", "b"], [*wanting(0), *wanting(1, more=False)])) == 1
+
+
+def test_a_shard_that_is_leased_again_does_not_take_the_place_of_a_new_one() -> None:
+    progress = StreamProgress(3, seed=2)
+    first = progress.grant(["a"], wanting(2))
+    progress.release(["b"])
+    again = progress.grant(["b"], wanting(3))
+    assert set(again) == {0, 1, 2}, "two that the dead held, and the one that nobody had"
+    assert list(again)[:2] == list(first)
+    assert [progress.use([offer((shard, 1, 1))]) for shard in again] == [False, False, True]
