@@ -394,3 +394,11 @@ def test_only_commands_whose_agents_call_back_get_the_token_in_their_environment
     remote._RemoteLaunch(Submission({"ssh": ["ssh", "a"]}), agents, arrivals)
     ((_, env, _),) = spawned[0].values()
     assert (env.get(variables.AGENT_TOKEN) == TOKEN) == (not carries)
+
+
+def test_an_engine_is_quoted_by_the_end_of_its_log(tmp_path: Path) -> None:
+    launch: Any = object.__new__(remote._RemoteLaunch)
+    launch.agents = Agents(("a",), ("python3",), tmp_path, TOKEN)
+    launch.agents.log("srun").write_text("warning " * 100 + "error: invalid partition")
+    assert launch.last_words(["srun"]).endswith("error: invalid partition")
+    assert len(launch.last_words(["srun"])) <= 400

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -230,3 +231,29 @@ def test_a_batch_that_is_given_takes_the_place_of_the_profile_s() -> None:
 def test_a_cluster_of_one_host_is_repeated_for_the_largest_number_of_devices() -> None:
     answer = paceline.predict("resnet50", cluster="dgx-1", batch=64, devices=[4, 32])
     assert [one.devices for one in answer.curve.predictions] == [4, 32]
+
+
+def test_points_are_not_extrapolated_to_no_device(tmp_path: Path) -> None:
+    (tmp_path / "points.csv").write_text("devices,samples_per_s\n1,100\n2,190\n")
+    for at in (0, [4, 0], []):
+        with pytest.raises(InputError, match=r"expected numbers of at least 1"):
+            paceline.extrapolate(tmp_path / "points.csv", at=at)
+
+
+@pytest.mark.parametrize(("ranks", "sharded", "refused"), [(1, True, False), (2, True, True), (2, False, False)])
+def test_a_profile_is_of_the_fewest_ranks_and_of_no_shards(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ranks: int, sharded: bool, refused: bool
+) -> None:
+    def launches(ranks: int, *, counted: bool = True) -> SimpleNamespace:
+        facts = {"sharded": sharded}
+        return SimpleNamespace(counted=counted, first=SimpleNamespace(ranks=ranks, facts=facts))
+
+    stored = [launches(8), launches(ranks), launches(1, counted=False)]
+    monkeypatch.setattr("paceline.measurements.results.find_campaign", lambda place, name: "c")
+    monkeypatch.setattr("paceline.measurements.results.load_launches", lambda place, campaign: stored)
+    monkeypatch.setattr("paceline.model.profiles.profile_of", lambda place, fewest: fewest.first.ranks)
+    if refused:
+        with pytest.raises(InputError, match="its ranks had shards"):
+            api.profile_of_run("c", tmp_path)
+    else:
+        assert api.profile_of_run("c", tmp_path) == ranks

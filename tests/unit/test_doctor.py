@@ -31,6 +31,9 @@ def test_more_threads_than_cores_are_bad(tmp_path: Path) -> None:
     cores = len(os.sched_getaffinity(0))
     assert statuses(tmp_path, ranks=1, threads=1)["threads against cores"] == "ok"
     assert statuses(tmp_path, ranks=cores + 1, threads=1)["threads against cores"] == "bad"
+    assert machine._threads(1, cores).status == "ok"
+    assert machine._threads(1, cores + 1).status == "bad"
+    assert machine._threads(cores, None).saw == f"{cores} ranks x 1 threads on {cores} cores"
 
 
 def test_thread_variables_and_wrong_interfaces_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,4 +240,5 @@ def test_one_bad_check_is_enough(monkeypatch: pytest.MonkeyPatch, found: tuple[s
     checks = tuple(Check(name=one, status=one, saw="", expected="") for one in found)  # type: ignore[arg-type]
     monkeypatch.setattr(verb, "diagnose", lambda *_, **__: checks)
     monkeypatch.setattr(verb, "cache_folders", list)
+    monkeypatch.setattr(verb, "show_caches", print)
     assert CliRunner().invoke(verb.command, []).exit_code == code

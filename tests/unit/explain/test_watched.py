@@ -10,6 +10,7 @@ import pytest
 
 from paceline.explain.setting import Setting
 from paceline.explain.watched import FEWEST_STEPS, StepCause, StepVerdict, judge_steps
+from paceline.measurements.summary import Interval
 from paceline.measurements.trace.observed import ObservedStep
 from paceline.report.terminal.watched import advice_for, title_of, verdict_document, verdict_lines
 
@@ -258,6 +259,14 @@ def test_the_words_name_rank_step_cost_and_advice() -> None:
     assert "do: look at" in text
     document = verdict_document(judgement, "mine-1", "")
     assert document["causes"][0]["since"] == 100
+    low, high = document["causes"][0]["interval"]
+    assert low < document["causes"][0]["share"] < high
+    cause = replace(judgement.causes[0], share=Interval(0.25, -0.1, 1.2), ranks=tuple(range(8)))
+    text = "\n".join(verdict_lines(replace(judgement, causes=(cause,)), "mine-1"))
+    assert "costs 25.0 % of the time (95 %: 0.0 % to 100.0 %), 6.00 h of every day" in text
+    assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 hold up the others" in text, "eight are named, more are not"
+    crowd = replace(judgement, causes=(replace(cause, ranks=tuple(range(9))),))
+    assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 ... hold" in "\n".join(verdict_lines(crowd, "mine-1"))
     assert verdict_document(None, "", "why") == {"campaign": None, "note": "why"}
 
 

@@ -120,6 +120,13 @@ def test_a_receive_waits_for_its_sender_unless_that_one_waits_itself(tmp_path: P
     assert hang.last[1].startswith("nccl:send 0->1 1 (completed)")
 
 
+def test_what_the_buffer_of_a_rank_has_dropped_it_is_not_missing(tmp_path: Path) -> None:
+    """Of rank 0 only the newest three are left; that the first one of rank 1 has no end says nothing."""
+    kept = [entry(number) for number in (3, 4, 5)]
+    older = [entry(1, state="scheduled"), entry(2), *kept]
+    assert hangs(tmp_path, {0: dump(kept), 1: dump(older)}) == ()
+
+
 def test_the_first_of_the_pairs_that_wait_is_told(tmp_path: Path) -> None:
     groups = {"0": "[0, 1, 2, 3]"}
     waits = {0: [], 1: [pair(7, "nccl:recv 1<-0", "started")], 2: [pair(3, "nccl:recv 2<-0", "started")]}

@@ -169,7 +169,9 @@ def test_stages_of_sharding_are_told_apart(paceline):
     assert "zero3: shards weights" in said["deepspeed/zero3"]
 
 
-@pytest.mark.parametrize("written", ["1000000", "1e6", "1,000,000", "1.0E+6", "1M", "1000k", "0.001B"])
+@pytest.mark.parametrize(
+    "written", ["1000000", "1e6", "1,000,000", "1.0E+6", "1M", "1000k", "0.001B", "0.001G", "0.000001T"]
+)
 def test_large_numbers_are_written_as_people_write_them(paceline, written):
     found = paceline.json("predict", *ASK, "--devices", "1", "--samples", written, "--epochs", "2")
     assert found["predictions"][0]["samples"] == 1_000_000

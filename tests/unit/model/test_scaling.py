@@ -242,3 +242,12 @@ def test_a_sweep_tells_how_sure_bytes_and_starts_are_and_the_least_known_device_
     known = spreads_of(works, 2, replace(CATALOG_ONLY, collectives=(swept,)))
     assert known == {**usual, "bandwidth": 0.07, "latency": 0.07}
     assert spreads_of(works, 2, replace(CATALOG_ONLY, jitter=0.02)) == {**usual, "waiting": 0.0}, "it was measured"
+
+
+def test_words_name_the_largest_part_beside_compute_only_where_compute_dominates():
+    one = predict_curve(ask(), (8,)).predictions[0]
+    shares = {"forward": 0.2, "backward": 0.2, "aggregate": 0.5, "update": 0.1}
+    step = one.step_s.value
+    of = [replace(one, terms={name: step * share for name, share in {**shares, **more}.items()}) for more in (
+        {}, {"backward": 0.5, "aggregate": 0.2}, {"backward": 0.79, "aggregate": 0.005, "update": 0.004})]  # fmt: skip
+    assert [dominant_words(each) for each in of] == ["aggregate", "compute, then aggregate 20 %", "compute"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import InputError
-from paceline.runtime.members.secret import given_secret, local_secret, seal_endpoint, unseal_endpoint
+from paceline.runtime.members.secret import _start_of, given_secret, local_secret, seal_endpoint, unseal_endpoint
 
 SECRET = "0123456789abcdef"
 ONE_HOST = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "29500"}
@@ -123,3 +123,48 @@ def test_the_proof_of_an_endpoint_is_compared_in_constant_time(monkeypatch: pyte
 
 def test_a_secret_may_hold_bytes_that_are_no_text() -> None:
     assert given_secret({"PACELINE_SECRET": "\udcff" * 16}) == b"\xff" * 16
+
+
+def test_an_agent_with_the_number_of_an_earlier_one_has_another_secret(
+    runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container the agent is often process 1 again, and the folder is that of the host."""
+    first = local_secret(ONE_HOST)
+    assert local_secret(ONE_HOST) == first
+    monkeypatch.setattr("paceline.runtime.members.secret._start_of", lambda process: "12345")
+    assert local_secret(ONE_HOST) != first
+    assert _start_of(os.getpid()) == Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def test_only_rank_zero_removes_the_secret_when_it_ends(runtime_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others may still read it: they begin later."""
+    at_exit = []
+    monkeypatch.setattr("paceline.runtime.members.secret.atexit.register", lambda *given, **_: at_exit.append(given))
+    local_secret({**ONE_HOST, "RANK": "1"})
+    assert at_exit == []
+    local_secret({**ONE_HOST, "RANK": "0"})
+    assert len(at_exit) == 1
+
+
+def test_ranks_of_several_hosts_are_not_those_of_one(runtime_folder: Path) -> None:
+    for local, world in (("2", "4"), ("4", "8"), ("8", "2")):
+        with pytest.raises(InputError, match="several hosts"):
+            local_secret({**ONE_HOST, "LOCAL_WORLD_SIZE": local, "WORLD_SIZE": world})
+
+
+@pytest.mark.parametrize(("length", "taken"), [(15, False), (16, True)])
+def test_a_secret_is_long_enough_not_to_be_guessed(length: int, taken: bool) -> None:
+    env = {"PACELINE_SECRET": "x" * length}
+    if taken:
+        assert given_secret(env) == b"x" * length
+    else:
+        with pytest.raises(InputError, match="has 15 characters, at least 16"):
+            given_secret(env)
+
+
+def test_an_endpoint_is_sealed_for_one_session_with_one_secret() -> None:
+    sealed = seal_endpoint(b"s" * 16, "job", "10.0.0.1:4000")
+    assert unseal_endpoint(b"s" * 16, "job", sealed) == "10.0.0.1:4000"
+    assert unseal_endpoint(b"s" * 16, "another job", sealed) is None
+    assert unseal_endpoint(b"t" * 16, "job", sealed) is None
+    assert unseal_endpoint(b"s" * 16, "job", sealed.replace("4000", "4001")) is None
