@@ -402,3 +402,15 @@ def test_an_engine_is_quoted_by_the_end_of_its_log(tmp_path: Path) -> None:
     launch.agents.log("srun").write_text("warning " * 100 + "error: invalid partition")
     assert launch.last_words(["srun"]).endswith("error: invalid partition")
     assert len(launch.last_words(["srun"])) <= 400
+
+
+def test_agents_that_came_are_let_go_if_the_others_do_not(tmp_path: Path) -> None:
+    did: list[Any] = []
+    agent = SimpleNamespace(release=lambda: did.append("release"), close=lambda seconds: did.append(seconds))
+    came = iter([agent])
+    arrivals: Any = SimpleNamespace(next=lambda timeout_s: next(came, None))
+    engine = SimpleNamespace(poll=lambda: {"srun": None})
+    launch: Any = SimpleNamespace(agents=SimpleNamespace(hosts=("a", "b")), engine=engine, last_words=lambda names: "")
+    with pytest.raises(LaunchFailed, match="only 1 of 2 hosts answered: it said nothing"):
+        remote._accept_all(arrivals, launch, timeout_s=0.0)
+    assert did == ["release", 0]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -119,6 +120,7 @@ def test_no_line_of_a_table_ends_with_spaces(paceline: Call) -> None:
         ("cluster up dg", "dgx-1"),
         ("frameworks install py", "pytorch/ddp"),
         ("foo b", ""),
+        ("catalog xm2", "xm2"),  # no name begins so: it may be a file
     ],
 )
 def test_the_shell_completes_names_and_sees_no_error(
@@ -215,3 +217,41 @@ def test_warnings_about_the_store_go_to_standard_error(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["campaign"]
     assert done.stderr.startswith("warning: ")
     assert "run.json" in done.stderr
+
+
+@pytest.mark.parametrize("given", ["inf", "-inf", "nan", "1e999"])
+def test_a_number_of_an_option_is_finite(paceline: Call, given: str) -> None:
+    said = paceline("predict", "--network", "lenet", "--cluster", "dgx-1", "--samples", "9", "--epochs", given, code=2)
+    assert "--epochs" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("code", [0, 3, 137])
+def test_a_watched_command_gives_its_exit_code(paceline: Call, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """In CI, a training that failed must not pass because it was watched."""
+    watched = SimpleNamespace(exit_code=code, lines=("said",), judgement=None, campaign="", note="", labels=())
+    monkeypatch.setattr("paceline.cli.watch.watch_command", lambda *_, **__: watched)
+    assert "said" in paceline("watch", "--", "python", "train.py", code=code)
+    assert json.loads(paceline("watch", "--json", "--", "python", "train.py", code=code))["exit_code"] == code
+
+
+def test_what_is_stopped_says_so_with_the_code_of_a_signal(paceline: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paceline.cli.query.ask", stopped)
+    assert paceline("query", "SELECT 1", code=130).strip() == "stopped"
+
+
+def test_hosts_keep_the_order_of_the_command(paceline: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first is that of rank 0, and the order that of the cluster's hosts."""
+    seen = []
+
+    def tested(target: object, *_: object, as_json: bool) -> int:
+        seen.append(target)
+        return 0
+
+    monkeypatch.setattr("paceline.cli.doctor._test_hosts", tested)
+    paceline("doctor", "--on", "ssh", "--hosts", "c, a,,b", "--engine", "-p", "--engine", "22")
+    (target,) = seen
+    assert (target.on, target.hosts, target.options) == ("ssh", ("c", "a", "b"), ("-p", "22"))

@@ -208,7 +208,7 @@ QUESTION = ("--network", "lenet", "--cluster", "dgx-1", "--batch", "8")
     ("predict", *QUESTION, "--devices", "\u00b2"), ("predict", *QUESTION, "--devices", "9" * 5000),
     ("whatif", *QUESTION, "batch=\u00b2"), ("whatif", *QUESTION, f"batch={'9' * 5000}"),
     ("plan", "--network", "lenet", "--cluster", "mixed-lab", "--global-batch", "9" * 30),
-    ("compare", "a=1", "b=2", "--confidence", "nan"),
+    ("compare", "a=1", "b=2", "--confidence", "nan"), ("doctor", "--on", "virtual", "--dilation", "0.9"),
     ("bench-collectives", "--seconds", "nan"), ("transformer", "--hidden", "9" * 30),
 ])  # fmt: skip
 def test_options_out_of_bounds_are_refused_at_once(words: tuple[str, ...]) -> None:

@@ -168,3 +168,13 @@ def test_an_endpoint_is_sealed_for_one_session_with_one_secret() -> None:
     assert unseal_endpoint(b"s" * 16, "another job", sealed) is None
     assert unseal_endpoint(b"t" * 16, "job", sealed) is None
     assert unseal_endpoint(b"s" * 16, "job", sealed.replace("4000", "4001")) is None
+
+
+def test_a_link_is_no_file_of_the_user_alone(tmp_path: Path) -> None:
+    """Whoever may write the folder could let it lead to another secret."""
+    path = tmp_path / "secret"
+    path.write_text(SECRET)
+    path.chmod(0o600)
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(InputError, match="cannot be read"):
+        given_secret({"PACELINE_SECRET_FILE": str(tmp_path / "link")})
