@@ -21,6 +21,7 @@ from paceline.measurements.trace.chrome import to_chrome
 from paceline.measurements.trace.formats import busy_seconds
 from paceline.measurements.trace.horovod import to_horovod
 from paceline.measurements.trace.kineto import to_kineto
+from paceline.report.frames import _num_devices
 from paceline.spec.strategy import Strategy
 from tests.made import Made, write
 
@@ -142,6 +143,8 @@ def test_stored_runs_and_their_explanation(tmp_path: Path) -> None:
 def test_long_tables_say_what_they_leave_out(tmp_path: Path) -> None:
     store = write(tmp_path, [Made(ranks=1, launches=25)])
     assert str(paceline.load_runs(store.root)).splitlines()[-1] == "... 5 more rows"
+    whole = write(tmp_path / "whole", [Made(ranks=1, launches=20)])
+    assert "more rows" not in str(paceline.load_runs(whole.root))
 
 
 def test_html_is_escaped(tmp_path: Path) -> None:
@@ -257,3 +260,7 @@ def test_a_profile_is_of_the_fewest_ranks_and_of_no_shards(
             api.profile_of_run("c", tmp_path)
     else:
         assert api.profile_of_run("c", tmp_path) == ranks
+
+
+def test_devices_without_samples_are_no_devices_of_a_plan() -> None:
+    assert _num_devices(((4, 0, 2), (0,), (1,))) == 3

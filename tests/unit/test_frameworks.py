@@ -243,6 +243,7 @@ def test_the_judge_names_the_layer_that_differs() -> None:
     assert good.status == "equal"
     summed = {**expected, "g/conv.weight": 2 * np.ones(3)}
     bad = verify._judge("x/y", "plain", [summed], expected)
+    assert verify._judge("x/y", "plain", [expected, summed], expected).status == "different", "every rank is judged"
     assert bad.status == "different"
     assert "layer 'conv': gradient of weight" in bad.reason
     lacking = verify._judge("x/y", "plain", [{"logits": np.ones(4), "loss": np.ones(())}], expected)

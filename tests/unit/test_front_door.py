@@ -120,7 +120,7 @@ def test_no_line_of_a_table_ends_with_spaces(paceline: Call) -> None:
         ("cluster up dg", "dgx-1"),
         ("frameworks install py", "pytorch/ddp"),
         ("foo b", ""),
-        ("catalog xm2", "xm2"),  # no name begins so: it may be a file
+        ("catalog xm2", "file,xm2"),  # no name begins so: it may be a file
     ],
 )
 def test_the_shell_completes_names_and_sees_no_error(
@@ -255,3 +255,11 @@ def test_hosts_keep_the_order_of_the_command(paceline: Call, monkeypatch: pytest
     paceline("doctor", "--on", "ssh", "--hosts", "c, a,,b", "--engine", "-p", "--engine", "22")
     (target,) = seen
     assert (target.on, target.hosts, target.options) == ("ssh", ("c", "a", "b"), ("-p", "22"))
+
+
+def test_a_command_does_not_repeat_the_warnings_of_the_one_before(paceline: Call, tmp_path: Path) -> None:
+    """Commands of one process, as in a notebook."""
+    store = write(tmp_path / "results", [Made(ranks=1)])
+    (store.runs / store.names()[0] / "run.json").write_text("{}")
+    first, again = (paceline("show", "--store", str(store.root)) for _ in range(2))
+    assert first.count("warning: ") == again.count("warning: ") == 1

@@ -32,6 +32,7 @@ def test_lines_of_json_are_found() -> None:
     assert locate_json(text) == {
         (): 1, ("a",): 2, ("a", 0): 2, ("a", 1): 3, ("a", 1, "b"): 3, ("a", 1, "c"): 4, ("d",): 7
     }  # fmt: skip
+    assert locate_json('{"a"\n\n: 1,\n"b": 2}') == {(): 1, ("a",): 3, ("b",): 4}
 
 
 @pytest.mark.parametrize("rest", ['"c\x00": 3}', '"c\\q": 3}', '"c": 3}}, "d": 4', "]]]", '"'])

@@ -449,3 +449,13 @@ def test_a_run_under_the_name_of_another_is_not_that_run(tmp_path: Path) -> None
     fresh = Store(tmp_path)
     assert [run.id for run in fresh.read_all()] == [name]
     assert "it is the header of run" in str(fresh.damaged[f"{name[:-1]}9"])
+
+
+def test_a_run_of_this_version_without_checksums_is_damaged(tmp_path: Path) -> None:
+    """Otherwise whoever removes them could change the run."""
+    store = write(tmp_path, [Made(launches=1)])
+    (name,) = store.names()
+    (store.runs / name / "SHA256SUMS").unlink()
+    fresh = Store(tmp_path)
+    assert fresh.read_all() == []
+    assert "SHA256SUMS: missing" in str(fresh.damaged[name])

@@ -58,6 +58,11 @@ def test_a_slip_that_makes_too_many_cases_is_refused_at_once():
 def test_ids_ignore_labels_and_scaling_but_not_what_runs():
     plain = expand(study(), shipped_catalog())[0]
     host = plain.cluster.hosts[0]
+    full = expand(study(strategy=(Strategy(precision="float32"),)), shipped_catalog())[0]
+    assert full.id == plain.id, "float32 is what a framework does by default where no device has TF32"
+    tf32 = [expand(study(clusters=("dgx-a100",), strategy=(Strategy(precision=one),)), shipped_catalog())[0].id
+            for one in (None, "float32")]  # fmt: skip
+    assert len(set(tf32)) == 2
     hungry = host.model_copy(update={"devices": (host.devices[0].model_copy(update={"power": 700.0}),)})
     meters = [plain.cluster.model_copy(update={"hosts": (one.model_copy(update={"devices": one.devices[:1]}),)})
               for one in (host, hungry)]  # fmt: skip

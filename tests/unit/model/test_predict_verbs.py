@@ -174,7 +174,9 @@ def test_stages_of_sharding_are_told_apart(paceline):
 )
 def test_large_numbers_are_written_as_people_write_them(paceline, written):
     found = paceline.json("predict", *ASK, "--devices", "1", "--samples", written, "--epochs", "2")
-    assert found["predictions"][0]["samples"] == 1_000_000
+    one = found["predictions"][0]
+    assert one["samples"] == 1_000_000
+    assert (one["epochs"], one["run_s"]) == (2.0, pytest.approx(2 * one["epoch_s"]))
 
 
 @pytest.mark.parametrize("written", ["1,5", "1e-3", "1.5e0", "many", "0", "1e99"])
@@ -208,6 +210,8 @@ def test_what_is_no_whole_number_is_refused(paceline, written):
         ),
         (("plan", "--cluster", "dgx-1"), "either --network or --profile"),
         (("simulate", *ASK, "--mtbf", "bla"), "--mtbf"),
+        (("simulate", *ASK, "--calibration", "nowhere.json"), "nowhere.json"),
+        (("whatif", *ASK, "--buckets", "--calibration", "nowhere.json"), "nowhere.json"),
         (("simulate", *ASK, "--mtbf", "0 s"), "mean time between failures: got 0 s"),
         (("simulate", *ASK, "--restart", "-5 s"), "restart: got -5 s"),
         (("validate", "--data", "nowhere.csv"), "nowhere.csv"),

@@ -86,9 +86,10 @@ def test_the_draft_of_a_rank_that_was_killed_is_in_nobodys_way(runtime_folder: P
     assert local_secret(ONE_HOST) != first, "numbers of processes come again, as in containers with one folder"
 
 
-def test_a_folder_that_others_can_write_is_refused(runtime_folder: Path) -> None:
+@pytest.mark.parametrize("mode", [0o777, 0o710, 0o701, 0o770])
+def test_a_folder_that_others_can_use_is_refused(runtime_folder: Path, mode: int) -> None:
     runtime_folder.mkdir()
-    runtime_folder.chmod(0o777)
+    runtime_folder.chmod(mode)
     with pytest.raises(InputError, match="this user alone"):
         local_secret(ONE_HOST)
 
@@ -178,3 +179,14 @@ def test_a_link_is_no_file_of_the_user_alone(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(path)
     with pytest.raises(InputError, match="cannot be read"):
         given_secret({"PACELINE_SECRET_FILE": str(tmp_path / "link")})
+
+
+def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if nobody else can read it: its owner can, and can change it."""
+    path = tmp_path / "secret"
+    path.write_text(SECRET)
+    path.chmod(0o600)
+    of_another = os.stat_result((0o100600, 1, 1, 1, 4711, 0, 16, 0, 0, 0))
+    monkeypatch.setattr("paceline.runtime.members.secret.os.fstat", lambda descriptor: of_another)
+    with pytest.raises(InputError, match="others can read or change it"):
+        given_secret({"PACELINE_SECRET_FILE": str(path)})
