@@ -414,3 +414,13 @@ def test_agents_that_came_are_let_go_if_the_others_do_not(tmp_path: Path) -> Non
     with pytest.raises(LaunchFailed, match="only 1 of 2 hosts answered: it said nothing"):
         remote._accept_all(arrivals, launch, timeout_s=0.0)
     assert did == ["release", 0]
+
+
+def test_the_engine_takes_back_what_it_submitted_when_a_launch_stops(tmp_path: Path) -> None:
+    did: list[Any] = []
+    launch: Any = object.__new__(remote._RemoteLaunch)
+    agent = SimpleNamespace(release=lambda: did.append("release"), close=lambda seconds: did.append("close"))
+    launch.connections, launch._cancel = {"rank 0": agent}, lambda: did.append("cancel")
+    launch.engine = SimpleNamespace(poll=lambda: {"sbatch": 0}, stop=lambda: did.append("stop"))
+    launch.stop()
+    assert did == ["release", "close", "cancel", "stop"]

@@ -88,3 +88,17 @@ def test_what_a_cluster_does_not_state() -> None:
     assert (host.nics, host.cores, host.disk) == (1, None, None)
     device = Emulation()
     assert (device.speed, device.jitter, device.straggle, device.straggle_factor) == (1.0, 0.0, 0.0, 10.0)
+
+
+def test_cores_that_a_host_states_stay():
+    named, other = host("a", "cpu"), host("b", "gpu")
+    stated = named.model_copy(update={"name": "c", "cores": 4})
+    all_of = Cluster(name="c", hosts=(named, other, stated))
+    assert [one.cores for one in all_of.with_cores(16).hosts] == [16, 16, 4]
+    assert [one.cores for one in all_of.with_cores(16, device="cpu").hosts] == [16, None, 4]
+
+
+def test_a_host_has_no_more_ranks_than_cores():
+    many = host("a", *["cpu"] * 8).model_copy(update={"cores": 3})
+    assert len(Cluster(name="c", hosts=(many,)).with_a_rank_per_core().hosts[0].devices) == 3
+    assert len(Cluster(name="c", hosts=(host("a", "x", "y"),)).with_a_rank_per_core().hosts[0].devices) == 2

@@ -151,3 +151,12 @@ def test_the_plain_form_holds_shapes_and_tensors():
         {"name": "a.weight", "shape": [8, 3, 3, 3]},
         {"name": "a.bias", "shape": [8]},
     ]
+
+
+def test_a_table_may_be_read_by_its_tied_layer_alone():
+    table = Embedding(name="t", rows=100, width=12, inputs=("input",))
+    words = Embedding(name="w", rows=100, width=12, inputs=("input",))
+    tied = Linear(name="l", features=100, bias=False, tied_to="t")
+    assert Network(name="n", input=TEXT, layers=(table, words, tied)).parameters == 2 * 1200
+    with pytest.raises(ValidationError, match="'t': nothing that leads"):
+        Network(name="n", input=TEXT, layers=(table, words, Linear(name="l", features=100)))

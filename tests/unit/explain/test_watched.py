@@ -407,3 +407,10 @@ def test_ranks_that_are_slow_together_cost_what_the_slowest_of_them_does() -> No
     steps = train(lambda rank, step: {"forward": {2: 0.03, 3: 0.034}.get(rank, 0.0)}, ranks=4, noise=0.0)
     (cause,) = [one for one in judge_steps(steps).causes if one.kind == "slow_rank"]
     assert (cause.ranks, cause.share.value) == ((2, 3), pytest.approx(0.034 / mean_step(steps)))
+
+
+def test_a_typical_step_is_the_median_and_as_long_as_on_its_slowest_rank() -> None:
+    steps = train(lambda rank, step: {"other": 1.0} if step < 20 else {}, noise=0.0)
+    judgement = judge_steps(steps)
+    assert judgement.step_s == pytest.approx(0.102)
+    assert mean_step(steps) > 0.19

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from paceline.errors import InputError
+from paceline.explain.imports import Labels, import_files
 from paceline.measurements.foreign import logs
 from paceline.measurements.foreign.log_forms import LOG_FORMS, LoggedStep
+from paceline.measurements.store import Store
 
 
 def test_ranks_without_a_number_are_rank_zero() -> None:
@@ -300,3 +302,13 @@ def test_the_time_that_elapsed_has_days(clock: str, seconds: float) -> None:
     step = LOG_FORMS["llama-factory"](line)
     assert step is not None
     assert (step.at_s, step.is_coarse) == (seconds, True)
+
+
+def test_steps_of_an_imported_log_begin_where_the_one_before_ended(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("".join(f"iter {n}: loss 2.0, time {100 * n}.00ms\n" for n in range(1, 5)))
+    store = Store(tmp_path / "s")
+    imported = import_files([path], store, Labels())
+    (name,) = store.names(campaign=imported.campaign)
+    rows = store.load(name).steps.to_pylist()
+    assert [row["start_s"] for row in rows if row["rank"] == 0] == pytest.approx([0.0, 0.1, 0.3, 0.6])

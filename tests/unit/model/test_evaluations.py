@@ -17,6 +17,7 @@ from paceline.report.evaluations import (
     _direction_table,
     _disturbances,
     _emulated_part,
+    _headline_table,
     _measured_parts,
     evaluation_page,
 )
@@ -289,3 +290,11 @@ def test_directions_come_with_the_largest_gain_first() -> None:
     some = [SimpleNamespace(gain=gain, devices=8, direction=what) for gain in (0.1, 0.5, -0.25)]
     table = _direction_table(some)  # type: ignore[arg-type]
     assert [row[-1].text for row in table.rows] == ["+50.0 %", "+10.0 %", "-25.0 %"]
+
+
+def test_an_error_is_a_share_of_the_published_figure() -> None:
+    headline = SimpleNamespace(what="w", published=10.0, quantity="speed-up")
+    one = SimpleNamespace(headline=headline, predicted=SimpleNamespace(value=9.0, interval_90=(8.0, 9.5)), error=-0.1,
+                          held=False)  # fmt: skip
+    table = _headline_table([one])  # type: ignore[list-item]
+    assert [cell.text for cell in table.rows[0]][1:] == ["10 speed-up", "9.00", "8.00 to 9.50", "-10.0 %", "outside"]

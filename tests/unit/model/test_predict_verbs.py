@@ -6,6 +6,7 @@ from click.testing import CliRunner
 
 from paceline import api, catalog
 from paceline.cli import program
+from paceline.cli.questions import _facts_of
 from paceline.errors import UnknownName
 from tests.unit.model.clusters import V100, cluster
 
@@ -349,3 +350,10 @@ def test_links_that_a_text_does_not_state_are_named_as_assumed(paceline):
 def test_a_simulation_says_how_slow_stragglers_are(paceline):
     asked = ("simulate", "--network", "lenet", "--cluster", "dgx-1", "--devices", "8", "--batch", "64", "--steps", "50")
     assert "stragglers: 0.02 of a device's steps compute 5 times as long" in paceline(*asked, "--straggle", "0.02")
+
+
+def test_facts_are_those_of_the_options_and_of_the_command():
+    asked = {"profile": None, "run": None, "cluster": None, "network": "lenet", "batch": 8, "precision": None}
+    assert _facts_of(asked, ("link=25gbe", "devices_per_host=4")) == {
+        "network": "lenet", "batch_per_device": "8", "link": "25gbe", "devices_per_host": "4"
+    }  # fmt: skip
