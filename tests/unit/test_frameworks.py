@@ -304,3 +304,12 @@ def test_modes_that_are_not_installed_are_skipped_and_named(
     error = paceline("frameworks", "verify", "mxnet", code=1)
     assert "mxnet is not installed" in error
     assert "paceline frameworks install mxnet" in error
+
+
+def test_modes_that_no_proof_fits_are_proved_on_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "missing_environments", lambda name: [])
+    for name, why in verify.UNPROVABLE.items():
+        assert verify._refusal(case(name, "plain", ranks=1)) is None
+        assert verify._refusal(case(name, "plain", ranks=2)) == why
+    assert verify._refusal(case("mxnet/dist_sync", "plain", ranks=2)) is None
+    assert verify._refusal(case("mxnet/dist_sync", "residual", ranks=2)) == "each rank normalises its own batch"

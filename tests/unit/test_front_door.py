@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.cli import main
+from paceline.errors import InputError
 from paceline.explain import compared
 from tests.made import Made, write
 
@@ -263,3 +264,29 @@ def test_a_command_does_not_repeat_the_warnings_of_the_one_before(paceline: Call
     (store.runs / store.names()[0] / "run.json").write_text("{}")
     first, again = (paceline("show", "--store", str(store.root)) for _ in range(2))
     assert first.count("warning: ") == again.count("warning: ") == 1
+
+
+def test_a_study_begins_with_a_store_without_what_the_dead_left(
+    paceline: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise InputError("not here")
+
+    cleaned = []
+    monkeypatch.setattr("paceline.cli.run.Store.clean", lambda store: cleaned.append(store.root))
+    monkeypatch.setattr("paceline.cli.run.measure", refused)
+    study = tmp_path / "s.toml"
+    study.write_text('name = "s"\nnetworks = ["lenet"]\nframeworks = ["pytorch"]\nbatch = [8]\n')
+    asked = ("run", str(study), "--store", str(tmp_path / "results"))
+    paceline(*asked, "--dry-run")
+    assert cleaned == [], "a look changes nothing"
+    paceline(*asked, code=2)
+    assert cleaned == [tmp_path / "results"]
+
+
+def test_a_store_with_runs_of_a_newer_version_is_not_checked(paceline: Call, tmp_path: Path) -> None:
+    store = write(tmp_path / "results", [Made(ranks=1, launches=1)])
+    path = store.runs / store.names()[0] / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 99}))
+    found = json.loads(paceline("store", "check", "--store", str(store.root), "--json", code=1))
+    assert (len(found["newer"]), found["damaged"]) == (1, [])

@@ -153,6 +153,12 @@ def test_the_plain_form_holds_shapes_and_tensors():
     ]
 
 
+def test_the_loss_is_over_the_last_axis_of_the_output():
+    words = Embedding(name="w", rows=100, width=12)
+    assert Network(name="n", input=TEXT, layers=(words, Linear(name="l", features=7))).classes == 7
+    assert Network(name="n", input=IMAGE, layers=(Flatten(name="f"), Linear(name="l", features=5))).classes == 5
+
+
 def test_a_table_may_be_read_by_its_tied_layer_alone():
     table = Embedding(name="t", rows=100, width=12, inputs=("input",))
     words = Embedding(name="w", rows=100, width=12, inputs=("input",))

@@ -8,7 +8,7 @@ import pytest
 from paceline.catalog import shipped_catalog
 from paceline.errors import InputError
 from paceline.spec.strategy import Strategy
-from paceline.spec.study import MAX_CASES, Study, expand
+from paceline.spec.study import MAX_CASES, Study, case_label, expand
 from tests.conftest import ROOT
 
 
@@ -98,3 +98,11 @@ def test_the_label_is_for_people():
 def test_the_example_and_the_study_of_the_demo_are_one():
     shipped = ROOT / "src" / "paceline" / "catalog" / "studies" / "demo.toml"
     assert (ROOT / "examples" / "studies" / "demo.toml").read_text() == shipped.read_text()
+
+
+def test_a_label_names_what_differs():
+    assert case_label("lenet", "pytorch/ddp", 8, 1, "local") == "lenet pytorch/ddp, batch 8 x 1 rank"
+    assert case_label("lenet", "mxnet", 8, 2, "dgx-1") == "lenet mxnet, batch 8 x 2 ranks, dgx-1"
+    assert expand(study(strategy=(Strategy(name="mine"),)), shipped_catalog())[0].label == (
+        "lenet pytorch/ddp mine, batch 32 x 1 rank"
+    )

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paceline.explain import watched
 from paceline.explain.setting import Setting
 from paceline.explain.watched import FEWEST_STEPS, StepCause, StepVerdict, judge_steps
 from paceline.measurements.summary import Interval
@@ -414,3 +415,12 @@ def test_a_typical_step_is_the_median_and_as_long_as_on_its_slowest_rank() -> No
     judgement = judge_steps(steps)
     assert judgement.step_s == pytest.approx(0.102)
     assert mean_step(steps) > 0.19
+
+
+def test_a_cause_whose_interval_begins_near_nothing_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        StepCause("slow_rank", "forward", 1, Interval(value, low, 0.2), None, None, count=100)
+        for value, low in ((0.03, 0.015), (0.03, 0.0149), (0.0299, 0.015), (0.1, 0.0))
+    ]
+    monkeypatch.setattr(watched, "_slow_ranks", lambda series: found)
+    assert judge_steps(train(noise=0.0)).causes == (found[0],)

@@ -352,6 +352,13 @@ def test_a_simulation_says_how_slow_stragglers_are(paceline):
     assert "stragglers: 0.02 of a device's steps compute 5 times as long" in paceline(*asked, "--straggle", "0.02")
 
 
+def test_points_are_extrapolated_to_what_at_says(paceline, tmp_path):
+    path = tmp_path / "points.csv"
+    path.write_text(POINTS)
+    found = paceline.json("predict", "--measured", str(path), "--at", "16", "--devices", "32")
+    assert [one["devices"] for one in found["predictions"]] == [16]
+
+
 def test_facts_are_those_of_the_options_and_of_the_command():
     asked = {"profile": None, "run": None, "cluster": None, "network": "lenet", "batch": 8, "precision": None}
     assert _facts_of(asked, ("link=25gbe", "devices_per_host=4")) == {
