@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 import paceline
-from paceline import api
+from paceline import api, catalog
 from paceline.errors import InputError, UnknownName, Unsupported
 from paceline.measurements.profile import Profile, ProfiledLayer
 from paceline.measurements.run import PHASES, Span
@@ -264,3 +264,9 @@ def test_a_profile_is_of_the_fewest_ranks_and_of_no_shards(
 
 def test_devices_without_samples_are_no_devices_of_a_plan() -> None:
     assert _num_devices(((4, 0, 2), (0,), (1,))) == 3
+
+
+def test_only_hosts_of_this_processor_get_the_cores_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 5, 7})
+    assert {one.cores for one in api._cluster("local").hosts} == {3}
+    assert {one.cores for one in api._cluster("dgx-1").hosts} == {catalog.cluster("dgx-1").hosts[0].cores}

@@ -3,6 +3,7 @@ from pydantic import ValidationError
 
 from paceline.spec.cluster import Cluster, Device, Emulation, Host, Link, place
 from paceline.spec.fields import SpecModel
+from paceline.spec.strategy import Strategy
 
 LINK = Link(name="l", bandwidth="10 Gb/s", latency="5 us")
 
@@ -102,3 +103,9 @@ def test_a_host_has_no_more_ranks_than_cores():
     many = host("a", *["cpu"] * 8).model_copy(update={"cores": 3})
     assert len(Cluster(name="c", hosts=(many,)).with_a_rank_per_core().hosts[0].devices) == 3
     assert len(Cluster(name="c", hosts=(host("a", "x", "y"),)).with_a_rank_per_core().hosts[0].devices) == 2
+
+
+def test_each_gradient_may_be_sent_by_itself():
+    assert Strategy(bucket=0).bucket == 0.0
+    with pytest.raises(ValidationError):
+        Strategy(bucket=-1)

@@ -48,6 +48,8 @@ def paceline(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
         (("--verbose",), "no such option '--verbose'", "`paceline -h` shows"),
         (("store", "chek"), "no command is called 'chek'", "did you mean 'check'?"),
         (("cluster", "stop"), "no command is called 'stop'", "`paceline cluster -h` lists the commands"),
+        (("doctor", "--link", "10gbe"), "this machine has no link to itself", "--on slurm, ssh, mpi or virtual"),
+        (("doctor", "--cluster", "dgx-1"), "this machine has no link to itself", "--on slurm, ssh, mpi or virtual"),
         (("store", "check", "--store", "/nope"), "/nope: there is no such directory", "`paceline run` wrote to"),
         (("catalog", "gpu"), "no entry of the catalog is called 'gpu'", "`paceline catalog` lists all"),
         (("networks", "resnet"), "no network is called 'resnet'", "these begin with it: resnet101, resnet152"),

@@ -112,3 +112,11 @@ def test_the_batch_job_is_cancelled_by_the_number_that_sbatch_printed_first(
         agents.log("slurm").write_text("4711;cluster\nsrun: job 4711 queued and waiting for resources 12")
         submission.cancel()
     assert said.read_text().split() == ["4711", "4711"]
+
+
+def test_the_name_of_a_job_is_one_that_kubernetes_takes(tmp_path: Path) -> None:
+    folder = tmp_path / "Launch_01_"
+    folder.mkdir()
+    KubernetesEngine((f"manifest={tmp_path}/m.json",)).submission(Agents(("",), AGENT, folder))
+    names = {item["metadata"]["name"] for item in json.loads((tmp_path / "m.json").read_text())["items"]}
+    assert names == {"paceline-launch-01"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import InputError
-from paceline.explain.imports import Labels, import_files
+from paceline.explain.imports import NO_BATCH, Labels, _files, import_files
 from paceline.measurements.foreign import logs
 from paceline.measurements.foreign.log_forms import LOG_FORMS, LoggedStep
 from paceline.measurements.store import Store
@@ -310,5 +310,30 @@ def test_steps_of_an_imported_log_begin_where_the_one_before_ended(tmp_path: Pat
     store = Store(tmp_path / "s")
     imported = import_files([path], store, Labels())
     (name,) = store.names(campaign=imported.campaign)
+    assert NO_BATCH in store.load(name).run.labels, "a rate without a batch is one of steps"
     rows = store.load(name).steps.to_pylist()
     assert [row["start_s"] for row in rows if row["rank"] == 0] == pytest.approx([0.0, 0.1, 0.3, 0.6])
+
+
+@pytest.mark.parametrize(
+    ("stated", "contradicts"), [(1.0, False), (1.32, False), (1.34, True), (0.76, False), (0.74, True)]
+)
+def test_a_log_whose_clock_says_something_else_contradicts_itself(stated: float, contradicts: bool) -> None:
+    steps = [LoggedStep(number, at_s=2.5 * number, seconds=2.5 * stated) for number in range(6)]
+    assert bool(logs._contradictions(steps)) == contradicts
+    assert logs._contradictions(steps[:4]) == (), "three pairs do not tell"
+    quick = [LoggedStep(number, at_s=0.1 * number, seconds=1.0) for number in range(60)]
+    assert logs._contradictions(quick) == (), "six seconds do not tell"
+
+
+def test_what_is_hidden_in_a_folder_is_no_record(tmp_path: Path) -> None:
+    for name in (".DS_Store", "b.log", "a.log"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "more").mkdir()
+    assert [path.name for path in _files([tmp_path])] == ["a.log", "b.log"]
+
+
+@pytest.mark.parametrize("network", ["a\nb", " ", "", "x" * 201])
+def test_a_network_has_a_name_of_one_line(tmp_path: Path, network: str) -> None:
+    with pytest.raises(InputError, match="--network"):
+        import_files([tmp_path / "train.log"], Store(tmp_path), Labels(network=network))

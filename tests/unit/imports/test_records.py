@@ -96,6 +96,13 @@ def test_a_collective_that_all_entered_accuses_nobody_and_a_finished_job_has_no_
     assert hangs(tmp_path / "b", {0: done, 1: done, 2: done}) == ()
 
 
+def test_a_collective_that_all_have_entered_and_none_has_left_is_told(tmp_path: Path) -> None:
+    """The link or the library is at fault: no rank is."""
+    waits = dump([entry(1), entry(2, state="started")])
+    (hang,) = hangs(tmp_path, {0: waits, 1: waits, 2: waits})
+    assert (hang.number, hang.waiting, hang.missing, hang.culprits) == (2, (0, 1, 2), (), ())
+
+
 def test_a_collective_that_was_not_retired_waits(tmp_path: Path) -> None:
     waits = dump([{**entry(1, state="started"), "retired": False}])
     (hang,) = hangs(tmp_path, {0: waits, 1: dump([])})

@@ -211,3 +211,13 @@ def test_the_delays_of_everybody_are_what_the_measured_step_takes_longer(tmp_pat
     found = replayed(tmp_path, *rows)
     assert found.ideal_s < found.replayed_s < found.measured_s
     assert found.delays["by_stage"]["0"] * found.replayed_s == pytest.approx(found.measured_s)
+
+
+@pytest.mark.parametrize(("late", "clock"), [({2}, 0.0), ({0, 1, 2, 3}, 0.003)])
+def test_clocks_differ_where_one_rank_usually_ends_a_collective_later(
+    tmp_path: Path, late: set[int], clock: float
+) -> None:
+    rows = [row for step in range(5) for dp in (0, 1) for row in (
+        (dp, 0, step, "forward-compute", 0.0, F, 0, 0),
+        (dp, 0, step, "grads-reduce-scatter", F, F + 0.002 + 0.003 * (dp == 1 and step in late), -1, 0))]  # fmt: skip
+    assert replayed(tmp_path, *rows).clock_s == pytest.approx(clock)

@@ -190,3 +190,17 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("paceline.runtime.members.secret.os.fstat", lambda descriptor: of_another)
     with pytest.raises(InputError, match="others can read or change it"):
         given_secret({"PACELINE_SECRET_FILE": str(path)})
+
+
+def test_a_proof_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the time of a refusal tells how many characters of a guess are right."""
+    compared = []
+    kept = hmac.compare_digest
+    monkeypatch.setattr(
+        "paceline.runtime.members.secret.hmac.compare_digest",
+        lambda given, right: compared.append((len(given), len(right))) or kept(given, right),
+    )
+    sealed = seal_endpoint(b"s" * 16, "job", "10.0.0.1:4000")
+    assert unseal_endpoint(b"s" * 16, "job", sealed) == "10.0.0.1:4000"
+    assert unseal_endpoint(b"s" * 16, "job", "10.0.0.1:4000 x") is None
+    assert compared == [(64, 64), (1, 64)]

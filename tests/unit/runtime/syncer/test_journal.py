@@ -343,3 +343,14 @@ def test_only_the_user_of_the_job_reads_its_journal(tmp_path: Path) -> None:
     (tmp_path / "other").symlink_to(tmp_path / "journal")
     with pytest.raises(OSError, match="symbolic links"):
         FileDisk(tmp_path / "other").write(0, 0, [b"x"])
+
+
+def test_files_are_closed_with_their_disk(tmp_path: Path) -> None:
+    disk = FileDisk(tmp_path / "journal")
+    for side in (0, 1):
+        disk.write(side, 0, [b"x"])
+    handles = list(disk._handles.values())
+    del disk
+    for handle in handles:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(handle)
