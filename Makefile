@@ -95,7 +95,7 @@ test-cluster: root engines
 test-frameworks: setup
 	$(BIN)/paceline frameworks install all
 	$(BIN)/paceline frameworks verify
-	$(BIN)/pytest -m "" tests/integration/frameworks tests/unit/test_frameworks.py -k "not computes"
+	SEED=$(SEED) $(BIN)/pytest -m "" tests/integration/frameworks tests/unit/test_frameworks.py -k "not computes_what"
 
 # QUICK=1 runs the shortest form of each and writes to results/; the full run writes benchmarks/results and the page.
 benchmarks: setup

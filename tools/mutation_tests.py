@@ -38,7 +38,8 @@ from mutation_sites import Mutation, mark_functions
 
 __all__ = ["FOLDERS", "PACKAGES", "Reach", "Server", "Verdict", "digest", "read_reach", "test_files"]
 
-PACKAGES = ("cost", "model", "measurements", "runtime", "explain", "bench", "channel", "report", "api")
+PACKAGES = ("cost", "model", "measurements", "runtime", "explain", "bench", "channel", "report", "api",
+            "cli", "spec", "catalog", "files", "units")  # fmt: skip
 FOLDERS = ("tests/unit", "tests/property", "tests/validation")
 LIBRARIES = ("click", "duckdb", "hypothesis", "numpy", "psutil", "pyarrow.parquet", "pydantic", "pytest",
              "rich.console", "scipy.optimize", "scipy.stats", "tomli_w")  # fmt: skip

@@ -100,6 +100,28 @@ def test_pages_quote_what_is_stored() -> None:
     assert {name: results for name, results in found.items() if results} == {}
 
 
+COMMIT = re.compile(r"\bcommits? [0-9a-f]{7,}\b|^\| finding \|", flags=re.M)
+
+
+def undated(text: str) -> list[str]:
+    """Headings of the sections with figures of a benchmark that has no stored result, and without their commit."""
+    found = []
+    for section in re.split(r"\n(?=#+ )", text):
+        said = re.sub(r"`[^`]*`|<!--.*?-->|\[[^\]]*\]\([^)]*\)", "", section, flags=re.S)
+        named = [{f"benchmarks/{script}", *options.split()} for script, options in RUN.findall(section)]
+        stored_ = all(any(words <= set(command) for command in COMMANDS.values()) for words in named)
+        if named and not stored_ and re.search(r"\d\.\d|\d %", said) and not COMMIT.search(section):
+            found.append(section.splitlines()[0])
+    return found
+
+
+def test_figures_without_a_stored_result_name_their_commit() -> None:
+    pages = [path for path in PAGES if not path.relative_to(ROOT).as_posix().startswith(DATED)]
+    found = {path.name: undated(path.read_text(encoding="utf-8")) for path in pages}
+    assert {name: sections for name, sections in found.items() if sections} == {}
+    assert undated("# A\n\n`benchmarks/drift.py` 3.5 %\n\n# B\n\n`benchmarks/equal.py` 1.07") == ["# A"]
+
+
 def test_the_readme_shows_what_its_commands_print() -> None:
     """A block begins with its command, or follows it; it may leave lines out, and a plot."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")

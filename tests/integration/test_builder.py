@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from paceline.bench.verify import PROOF_NETWORKS, _compute_references, _given, _known, network_family
 from paceline.spec.network import Network, plain_network
 from tests.integration.plain_layers import logits_of, loss_of
+from tests.integration.random_networks import random_networks
 
 Layer = dict[str, Any]
 CONV: Layer = {"kind": "conv2d", "name": "conv", "channels": 8, "kernel": [3, 3], "padding": [1, 1]}
@@ -100,7 +102,7 @@ def texts() -> dict[str, dict[str, Any]]:
 def networks() -> dict[str, Network]:
     made = {**pools(), **images(), **texts()}
     more = {name: Network.model_validate_json(json.dumps({"name": name, **content})) for name, content in made.items()}
-    return {**PROOF_NETWORKS, **network_family(), **more}
+    return {**PROOF_NETWORKS, **network_family(), **more, **random_networks(int(os.environ.get("SEED", "5")), 30)}
 
 
 def test_the_reference_computes_what_each_kind_of_layer_is_defined_to(

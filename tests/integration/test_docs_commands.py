@@ -9,8 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
+from paceline.cli import program
+from paceline.errors import PacelineError
 from tests.conftest import Command
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +60,58 @@ def commands() -> list[str]:
 
 def why_not(command: str) -> str | None:
     return next((why for pattern, why in MARKED.items() if re.search(pattern, command)), None)
+
+
+DATED = {"CHANGELOG.md", "decisions"}
+"""Of the versions that they tell about."""
+WRITTEN = [page for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")) if not DATED & set(page.parts)]
+BLOCK = re.compile(r"^(?:\$ )?[ \t]*(?:\.venv/bin/)?paceline ([a-z][\w-]* .*|[a-z][\w-]*)$", re.MULTILINE)
+INLINE = re.compile(r"`paceline ([a-z][^`\[]*)`")
+OUTPUT = r"^watched \d|^watch: step"
+"""Lines that begin as a command does and are printed by one."""
+
+
+def printed(text: str) -> list[str]:
+    """Every command of a text, in blocks and in sentences, without comments, and the first of several of a line."""
+    joined = re.sub(r"\\\n\s*", " ", text)
+    found = [*BLOCK.findall(joined), *(one.replace("\n", " ") for one in INLINE.findall(joined))]
+    plain = [re.sub(r"\s+#.*$|\s{3,}\S.*$| && .*$", "", one) for one in found]
+    return [one for one in plain if not re.match(OUTPUT, one)]
+
+
+def refused(words: list[str]) -> str | None:
+    """Why the command line does not know these words: a verb, an option, or the kind of its value."""
+    context, command = program.make_context("paceline", list(words)), program
+    try:
+        while isinstance(command, click.Group):
+            rest = [*context._protected_args, *context.args]
+            if not rest:
+                return None
+            name, found, rest = command.resolve_command(context, rest)
+            assert name is not None
+            assert found is not None
+            command, context = found, found.make_context(name, rest, parent=context)
+    except (click.exceptions.Exit, click.MissingParameter, click.exceptions.NoArgsIsHelpError):
+        return None  # of a sentence, which names what it is about
+    except click.UsageError as error:
+        needs = error.format_message()
+        return None if needs.endswith("requires an argument.") else needs
+    except PacelineError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_command_line_knows_every_printed_verb_and_option(page: Path) -> None:
+    wrong = {one: why for one in printed(page.read_text(encoding="utf-8")) if (why := refused(shlex.split(one)))}
+    assert wrong == {}
+
+
+def test_a_wrong_command_is_noticed() -> None:
+    assert sum(len(printed(page.read_text(encoding="utf-8"))) for page in WRITTEN) > 300
+    for wrong in ("predct --network a", "predict --netwrk a", "predict --batch ten", "store chek", "show --jsn"):
+        assert refused(shlex.split(wrong)), wrong
+        assert printed(f"Say\n\n    paceline {wrong}   # so\n\nor `paceline {wrong}`.") == [wrong, wrong]
 
 
 def test_every_command_is_run_or_marked() -> None:

@@ -378,3 +378,49 @@ def test_an_agent_runs_nothing_for_a_launcher_without_the_token(tmp_path: Path) 
     server.close()
     with other:
         pass
+
+
+@pytest.mark.parametrize("carries", [False, True], ids=["calls", "carried"])
+def test_only_commands_whose_agents_call_back_get_the_token_in_their_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carries: bool
+) -> None:
+    """An agent that is carried gets it inside of its connection; the environment of ssh may be read by others."""
+    spawned: list[Any] = []
+    monkeypatch.setattr(remote, "spawn", lambda commands, streams: spawned.append(commands))
+    arrivals: Any = SimpleNamespace(
+        port=None if carries else 4000, streams=lambda commands: contextlib.nullcontext(dict.fromkeys(commands))
+    )
+    agents = Agents(("a",), ("python3",), tmp_path, TOKEN)
+    remote._RemoteLaunch(Submission({"ssh": ["ssh", "a"]}), agents, arrivals)
+    ((_, env, _),) = spawned[0].values()
+    assert (env.get(variables.AGENT_TOKEN) == TOKEN) == (not carries)
+
+
+def test_an_engine_is_quoted_by_the_end_of_its_log(tmp_path: Path) -> None:
+    launch: Any = object.__new__(remote._RemoteLaunch)
+    launch.agents = Agents(("a",), ("python3",), tmp_path, TOKEN)
+    launch.agents.log("srun").write_text("warning " * 100 + "error: invalid partition")
+    assert launch.last_words(["srun"]).endswith("error: invalid partition")
+    assert len(launch.last_words(["srun"])) <= 400
+
+
+def test_agents_that_came_are_let_go_if_the_others_do_not(tmp_path: Path) -> None:
+    did: list[Any] = []
+    agent = SimpleNamespace(release=lambda: did.append("release"), close=lambda seconds: did.append(seconds))
+    came = iter([agent])
+    arrivals: Any = SimpleNamespace(next=lambda timeout_s: next(came, None))
+    engine = SimpleNamespace(poll=lambda: {"srun": None})
+    launch: Any = SimpleNamespace(agents=SimpleNamespace(hosts=("a", "b")), engine=engine, last_words=lambda names: "")
+    with pytest.raises(LaunchFailed, match="only 1 of 2 hosts answered: it said nothing"):
+        remote._accept_all(arrivals, launch, timeout_s=0.0)
+    assert did == ["release", 0]
+
+
+def test_the_engine_takes_back_what_it_submitted_when_a_launch_stops(tmp_path: Path) -> None:
+    did: list[Any] = []
+    launch: Any = object.__new__(remote._RemoteLaunch)
+    agent = SimpleNamespace(release=lambda: did.append("release"), close=lambda seconds: did.append("close"))
+    launch.connections, launch._cancel = {"rank 0": agent}, lambda: did.append("cancel")
+    launch.engine = SimpleNamespace(poll=lambda: {"sbatch": 0}, stop=lambda: did.append("stop"))
+    launch.stop()
+    assert did == ["release", "close", "cancel", "stop"]

@@ -7,18 +7,21 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import paceline
-from paceline import api
+from paceline import api, catalog
 from paceline.errors import InputError, UnknownName, Unsupported
+from paceline.measurements.profile import Profile, ProfiledLayer
 from paceline.measurements.run import PHASES, Span
 from paceline.measurements.trace.chakra import to_chakra
 from paceline.measurements.trace.chrome import to_chrome
 from paceline.measurements.trace.formats import busy_seconds
 from paceline.measurements.trace.horovod import to_horovod
 from paceline.measurements.trace.kineto import to_kineto
+from paceline.report.frames import _num_devices
 from paceline.spec.strategy import Strategy
 from tests.made import Made, write
 
@@ -140,6 +143,8 @@ def test_stored_runs_and_their_explanation(tmp_path: Path) -> None:
 def test_long_tables_say_what_they_leave_out(tmp_path: Path) -> None:
     store = write(tmp_path, [Made(ranks=1, launches=25)])
     assert str(paceline.load_runs(store.root)).splitlines()[-1] == "... 5 more rows"
+    whole = write(tmp_path / "whole", [Made(ranks=1, launches=20)])
+    assert "more rows" not in str(paceline.load_runs(whole.root))
 
 
 def test_html_is_escaped(tmp_path: Path) -> None:
@@ -214,3 +219,54 @@ def test_a_missing_extra_is_named(tmp_path):
         done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, check=True)
         assert "torch is not installed" in done.stdout
         assert "paceline[torch]" in done.stdout
+
+
+def test_a_batch_that_is_given_takes_the_place_of_the_profile_s() -> None:
+    layers = (ProfiledLayer(name="a", forward=1e-3, backward=2e-3, gradients=(4e6,)),)
+    profile = Profile(network="mine", batch=8, layers=layers)
+    batches = [
+        paceline.predict(profile=profile, cluster="dgx-1", batch=batch, devices=1).curve.predictions[0].batch_per_device
+        for batch in (None, 16)
+    ]
+    assert batches == [8, 16]
+
+
+def test_a_cluster_of_one_host_is_repeated_for_the_largest_number_of_devices() -> None:
+    answer = paceline.predict("resnet50", cluster="dgx-1", batch=64, devices=[4, 32])
+    assert [one.devices for one in answer.curve.predictions] == [4, 32]
+
+
+def test_points_are_not_extrapolated_to_no_device(tmp_path: Path) -> None:
+    (tmp_path / "points.csv").write_text("devices,samples_per_s\n1,100\n2,190\n")
+    for at in (0, [4, 0], []):
+        with pytest.raises(InputError, match=r"expected numbers of at least 1"):
+            paceline.extrapolate(tmp_path / "points.csv", at=at)
+
+
+@pytest.mark.parametrize(("ranks", "sharded", "refused"), [(1, True, False), (2, True, True), (2, False, False)])
+def test_a_profile_is_of_the_fewest_ranks_and_of_no_shards(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ranks: int, sharded: bool, refused: bool
+) -> None:
+    def launches(ranks: int, *, counted: bool = True) -> SimpleNamespace:
+        facts = {"sharded": sharded}
+        return SimpleNamespace(counted=counted, first=SimpleNamespace(ranks=ranks, facts=facts))
+
+    stored = [launches(8), launches(ranks), launches(1, counted=False)]
+    monkeypatch.setattr("paceline.measurements.results.find_campaign", lambda place, name: "c")
+    monkeypatch.setattr("paceline.measurements.results.load_launches", lambda place, campaign: stored)
+    monkeypatch.setattr("paceline.model.profiles.profile_of", lambda place, fewest: fewest.first.ranks)
+    if refused:
+        with pytest.raises(InputError, match="its ranks had shards"):
+            api.profile_of_run("c", tmp_path)
+    else:
+        assert api.profile_of_run("c", tmp_path) == ranks
+
+
+def test_devices_without_samples_are_no_devices_of_a_plan() -> None:
+    assert _num_devices(((4, 0, 2), (0,), (1,))) == 3
+
+
+def test_only_hosts_of_this_processor_get_the_cores_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 5, 7})
+    assert {one.cores for one in api._cluster("local").hosts} == {3}
+    assert {one.cores for one in api._cluster("dgx-1").hosts} == {catalog.cluster("dgx-1").hosts[0].cores}

@@ -216,3 +216,17 @@ def test_what_would_be_waited_for_is_an_error_that_names_the_file(
     monkeypatch.setattr(os, "fstat", lambda handle: path.stat())
     with pytest.raises(BlockingIOError, match="messages"):
         read_regular(path)
+
+
+def test_what_replaces_a_link_is_not_open_to_everybody(tmp_path: Path) -> None:
+    """A link has all permissions, which say nothing about the file."""
+    (tmp_path / "target").write_text("kept")
+    (tmp_path / "link").symlink_to("target")
+    before = os.umask(0o022)
+    try:
+        atomic_write(tmp_path / "link", "new")
+    finally:
+        os.umask(before)
+    assert not (tmp_path / "link").is_symlink()
+    assert (tmp_path / "link").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "target").read_text() == "kept"

@@ -23,7 +23,7 @@ from paceline.catalog.clusters import cluster
 from paceline.catalog.frameworks import framework, framework_names
 from paceline.catalog.networks import network
 from paceline.errors import Unsupported
-from paceline.spec.network import plain_network
+from paceline.spec.network import layer_costs, plain_network
 from paceline.spec.strategy import Strategy
 from paceline.spec.study import Case
 from tests.conftest import Command
@@ -142,6 +142,28 @@ def test_what_a_builder_cannot_do_is_refused_before_the_launch(name: str, family
     assert words in (ADAPTERS[name.split("/")[0]].refusal(asked) or "")
 
 
+IN_A_CASE = (
+    "jax/data_parallel",
+    "mxnet/dist_sync",
+    "tensorflow/multiworker",
+    "keras/jax",
+    "caffe/single",
+    "horovod/pytorch",
+)
+
+
+@pytest.mark.parametrize("name", IN_A_CASE)
+def test_a_network_that_ends_in_an_image_is_refused_before_the_launch(name: str) -> None:
+    """The loss is taken over the last axis: with channels last, that is another one than in the reference."""
+    flat = case(name, "lenet", ranks=1)
+    image = flat.network.model_copy(update={"layers": flat.network.layers[:2]})
+    assert len(layer_costs(image)[-1].shape) == 3
+    refused = ADAPTERS[name.split("/")[0]].refusal(flat.model_copy(update={"network": image}))
+    assert refused is not None
+    assert f"lenet ends in an image ({image.layers[-1].name})" in refused
+    assert ADAPTERS[name.split("/")[0]].refusal(flat) is None
+
+
 def test_windows_that_are_rounded_up_get_padding_after() -> None:
     layer = next(item for item in plain_network(PROOF_NETWORKS["inception"])["layers"] if item["name"] == "pool1")
     assert pool_padding(layer, (8, 14, 14)) == ((0, 1), (0, 1))
@@ -221,6 +243,7 @@ def test_the_judge_names_the_layer_that_differs() -> None:
     assert good.status == "equal"
     summed = {**expected, "g/conv.weight": 2 * np.ones(3)}
     bad = verify._judge("x/y", "plain", [summed], expected)
+    assert verify._judge("x/y", "plain", [expected, summed], expected).status == "different", "every rank is judged"
     assert bad.status == "different"
     assert "layer 'conv': gradient of weight" in bad.reason
     lacking = verify._judge("x/y", "plain", [{"logits": np.ones(4), "loss": np.ones(())}], expected)
@@ -281,3 +304,12 @@ def test_modes_that_are_not_installed_are_skipped_and_named(
     error = paceline("frameworks", "verify", "mxnet", code=1)
     assert "mxnet is not installed" in error
     assert "paceline frameworks install mxnet" in error
+
+
+def test_modes_that_no_proof_fits_are_proved_on_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "missing_environments", lambda name: [])
+    for name, why in verify.UNPROVABLE.items():
+        assert verify._refusal(case(name, "plain", ranks=1)) is None
+        assert verify._refusal(case(name, "plain", ranks=2)) == why
+    assert verify._refusal(case("mxnet/dist_sync", "plain", ranks=2)) is None
+    assert verify._refusal(case("mxnet/dist_sync", "residual", ranks=2)) == "each rank normalises its own batch"

@@ -32,6 +32,7 @@ def test_lines_of_json_are_found() -> None:
     assert locate_json(text) == {
         (): 1, ("a",): 2, ("a", 0): 2, ("a", 1): 3, ("a", 1, "b"): 3, ("a", 1, "c"): 4, ("d",): 7
     }  # fmt: skip
+    assert locate_json('{"a"\n\n: 1,\n"b": 2}') == {(): 1, ("a",): 3, ("b",): 4}
 
 
 @pytest.mark.parametrize("rest", ['"c\x00": 3}', '"c\\q": 3}', '"c": 3}}, "d": 4', "]]]", '"'])
@@ -208,7 +209,7 @@ QUESTION = ("--network", "lenet", "--cluster", "dgx-1", "--batch", "8")
     ("predict", *QUESTION, "--devices", "\u00b2"), ("predict", *QUESTION, "--devices", "9" * 5000),
     ("whatif", *QUESTION, "batch=\u00b2"), ("whatif", *QUESTION, f"batch={'9' * 5000}"),
     ("plan", "--network", "lenet", "--cluster", "mixed-lab", "--global-batch", "9" * 30),
-    ("compare", "a=1", "b=2", "--confidence", "nan"),
+    ("compare", "a=1", "b=2", "--confidence", "nan"), ("doctor", "--on", "virtual", "--dilation", "0.9"),
     ("bench-collectives", "--seconds", "nan"), ("transformer", "--hidden", "9" * 30),
 ])  # fmt: skip
 def test_options_out_of_bounds_are_refused_at_once(words: tuple[str, ...]) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -438,3 +439,23 @@ def test_a_note_is_made_once_for_each_run_of_each_store(tmp_path: Path, caplog: 
     assert notes.as_dict() == {"damaged": [vars(first), vars(first)], "unverified": 2}
     notes.clear()
     assert notes.as_dict() == {}
+
+
+def test_a_run_under_the_name_of_another_is_not_that_run(tmp_path: Path) -> None:
+    """A folder that was copied would count twice."""
+    store = write(tmp_path, [Made(launches=1)])
+    (name,) = store.names()
+    shutil.copytree(store.runs / name, store.runs / f"{name[:-1]}9")
+    fresh = Store(tmp_path)
+    assert [run.id for run in fresh.read_all()] == [name]
+    assert "it is the header of run" in str(fresh.damaged[f"{name[:-1]}9"])
+
+
+def test_a_run_of_this_version_without_checksums_is_damaged(tmp_path: Path) -> None:
+    """Otherwise whoever removes them could change the run."""
+    store = write(tmp_path, [Made(launches=1)])
+    (name,) = store.names()
+    (store.runs / name / "SHA256SUMS").unlink()
+    fresh = Store(tmp_path)
+    assert fresh.read_all() == []
+    assert "SHA256SUMS: missing" in str(fresh.damaged[name])

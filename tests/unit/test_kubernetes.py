@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 
 from paceline.bench.sites.engines import Agents
-from paceline.bench.sites.schedulers import KubernetesEngine, ManifestKind, manifest
+from paceline.bench.sites.schedulers import KubernetesEngine, ManifestKind, SlurmEngine, manifest
 from paceline.errors import InputError, Unsupported
 
 AGENT = ("python3", "-c", "print('a: \"b\"\\n')", "10.0.0.1", "4000")
@@ -61,6 +61,9 @@ def test_the_check_can_fail() -> None:
 def test_wrong_kind_and_missing_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="kind=jobset"):
         KubernetesEngine(("kind=pod",))
+    for twice in (("image=a", "image=b"), ("kind=jobset", "kind=jobset")):
+        with pytest.raises(InputError, match="unknown or repeated --engine option"):
+            KubernetesEngine(twice)
     for word in ("img=x", "image"):
         with pytest.raises(InputError, match=f"unknown or repeated --engine option {word}"):
             KubernetesEngine((word,))
@@ -73,4 +76,47 @@ def test_wrong_kind_and_missing_tool(tmp_path: Path, monkeypatch: pytest.MonkeyP
     secret, ranks = json.loads((tmp_path / "manifest.json").read_text())["items"]
     assert ranks["kind"] == "JobSet"
     assert secret["metadata"]["name"] == ranks["metadata"]["name"]
+    pod = ranks["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    (token,) = pod["containers"][0]["env"]
+    named = token["valueFrom"]["secretKeyRef"]
+    assert named == {"name": secret["metadata"]["name"], "key": next(iter(secret["stringData"]))}
     kubernetes_validate.validate(secret, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_what_was_applied_is_deleted_even_if_some_of_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = tmp_path / "said"
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(f'#!/bin/sh\necho "$@" > {said}\n')
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    submission = KubernetesEngine(()).submission(Agents(("",), AGENT, tmp_path))
+    submission.cancel()
+    path = tmp_path / "manifest.json"
+    assert said.read_text().split() == ["delete", "--ignore-not-found", "--wait=false", "--filename", str(path)]
+    assert path.stat().st_mode & 0o777 == 0o600, "the manifest has the token of the launch"
+
+
+def test_the_batch_job_is_cancelled_by_the_number_that_sbatch_printed_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = tmp_path / "said"
+    for name in ("srun", "scancel"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho "$@" >> {said}\n')
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for kind in ("sbatch", "array"):
+        agents = Agents(("",), AGENT, tmp_path)
+        submission = SlurmEngine(kind=kind).submission(agents)  # type: ignore[arg-type]
+        agents.log("slurm").write_text("4711;cluster\nsrun: job 4711 queued and waiting for resources 12")
+        submission.cancel()
+    assert said.read_text().split() == ["4711", "4711"]
+
+
+def test_the_name_of_a_job_is_one_that_kubernetes_takes(tmp_path: Path) -> None:
+    folder = tmp_path / "Launch_01_"
+    folder.mkdir()
+    KubernetesEngine((f"manifest={tmp_path}/m.json",)).submission(Agents(("",), AGENT, folder))
+    names = {item["metadata"]["name"] for item in json.loads((tmp_path / "m.json").read_text())["items"]}
+    assert names == {"paceline-launch-01"}

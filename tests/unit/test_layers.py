@@ -13,6 +13,7 @@ from paceline.spec.layers import (
     Embedding,
     FirstToken,
     Flatten,
+    Gelu,
     GlobalAvgPool,
     LayerNorm,
     Linear,
@@ -99,6 +100,7 @@ def test_joined_inputs():
         ((PadShortcut(name="a", channels=4),), "evenly on both sides"),
         ((Linear(name="a", features=2, tied_to="t"),), "is tied to 't'"),
         ((Embedding(name="a", rows=3, width=2),), "expected tokens"),
+        ((Flatten(name="f"), Embedding(name="a", rows=3, width=2)), r"'a' \(embedding\): reads 'f', expected tokens"),
         ((Flatten(name="a"), Linear(name="b", features=2), Relu(name="c", inputs=("a",))), "'b': nothing that leads"),
         ((Relu(name="a"), Relu(name="b"), Relu(name="c", inputs=("input",))), "'b': nothing that leads"),
     ],
@@ -106,6 +108,22 @@ def test_joined_inputs():
 def test_layers_that_do_not_fit_say_why(layers, words):
     with pytest.raises(ValidationError, match=words):
         Network(name="n", input=IMAGE, layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        ((Gelu(name="a"), Linear(name="b", features=2)), r"'a' \(gelu\): reads tokens, which only an embedding does"),
+        ((Concat(name="a", inputs=("input", "input")),), r"'a' \(concat\): reads tokens"),
+        ((Linear(name="a", features=2),), r"'a' \(linear\): reads tokens"),
+        ((Embedding(name="a", rows=99, width=2),), r"'a' \(embedding\): has 99 rows for 100 tokens"),
+    ],
+)
+def test_tokens_are_numbers_of_rows(layers, words):
+    """A framework would fail in the launch, or train on numbers that mean nothing."""
+    with pytest.raises(ValidationError, match=words):
+        Network(name="n", input=TEXT, layers=layers)
+    Network(name="n", input=TEXT, layers=(Embedding(name="a", rows=100, width=2),))
 
 
 def test_activation_and_gradient_bytes():
@@ -133,3 +151,18 @@ def test_the_plain_form_holds_shapes_and_tensors():
         {"name": "a.weight", "shape": [8, 3, 3, 3]},
         {"name": "a.bias", "shape": [8]},
     ]
+
+
+def test_the_loss_is_over_the_last_axis_of_the_output():
+    words = Embedding(name="w", rows=100, width=12)
+    assert Network(name="n", input=TEXT, layers=(words, Linear(name="l", features=7))).classes == 7
+    assert Network(name="n", input=IMAGE, layers=(Flatten(name="f"), Linear(name="l", features=5))).classes == 5
+
+
+def test_a_table_may_be_read_by_its_tied_layer_alone():
+    table = Embedding(name="t", rows=100, width=12, inputs=("input",))
+    words = Embedding(name="w", rows=100, width=12, inputs=("input",))
+    tied = Linear(name="l", features=100, bias=False, tied_to="t")
+    assert Network(name="n", input=TEXT, layers=(table, words, tied)).parameters == 2 * 1200
+    with pytest.raises(ValidationError, match="'t': nothing that leads"):
+        Network(name="n", input=TEXT, layers=(table, words, Linear(name="l", features=100)))

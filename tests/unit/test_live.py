@@ -128,3 +128,9 @@ def test_records_are_of_the_training_with_most_steps(
     records = read_records(tmp_path)
     assert [record["steps"] for record in records] == expected
     assert {record["others"] for record in records} == {others}
+
+
+def test_an_alert_names_rank_zero_too() -> None:
+    alert = {"at_step": 9, "rank": 0, "host": "", "since": 5, "factor": 2.0, "phase": "io"}
+    assert alert_line(alert).startswith("paceline watch: step 9: rank 0 is slow since step 5: ")
+    assert alert_line({**alert, "rank": None}).startswith("paceline watch: step 9: every rank is slow since step 5: ")

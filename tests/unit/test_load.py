@@ -8,7 +8,7 @@ import pytest
 from paceline.catalog import cluster, network, network_names, shipped_catalog
 from paceline.errors import InputError, SpecError
 from paceline.spec.lines import line_of, locate
-from paceline.spec.load import dump, load_cases, load_spec, load_study, parse_spec
+from paceline.spec.load import dump, load_cases, load_spec, load_study, parse_spec, read_text
 from paceline.spec.network import Network
 from paceline.spec.study import Study
 
@@ -170,3 +170,31 @@ def test_clusters_round_trip():
 def test_studies_round_trip(path):
     study = load_spec(path, Study)
     assert parse_spec(dump(study), Study, "s.toml") == study
+
+
+def test_a_file_of_exactly_the_most_bytes_is_read(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text("x" * 10)
+    assert read_text(path, most=10) == "x" * 10
+    path.write_text("x" * 11)
+    with pytest.raises(InputError, match="larger than 10 bytes"):
+        read_text(path, most=10)
+
+
+def test_a_long_value_is_cut_in_an_error(tmp_path):
+    text = 'name = "s"\nnetworks = ["lenet"]\nframeworks = ["pytorch"]\nbatch = [8]\ntitle = ["' + "x" * 500 + '"]\n'
+    with pytest.raises(SpecError) as error:
+        parse_spec(text, Study, "s.toml")
+    (problem,) = error.value.problems
+    assert (problem.line, problem.field) == (5, "title")
+    assert len(problem.given) == 80
+    assert problem.given.endswith("...")
+
+
+@pytest.mark.parametrize("name", [".hidden", "..", "-a", "_a", "a/b", "a b", "", "x" * 101])
+def test_a_label_is_the_name_of_a_folder(name):
+    """It begins neither as a hidden file nor as an option, and leaves its folder nowhere."""
+    text = f'name = "{name}"\nnetworks = ["lenet"]\nframeworks = ["pytorch"]\nbatch = [8]\n'
+    with pytest.raises(SpecError, match="name"):
+        parse_spec(text, Study, "s.toml")
+    assert parse_spec(text.replace(f'"{name}"', '"' + "x" * 100 + '"', 1), Study, "s.toml").name == "x" * 100

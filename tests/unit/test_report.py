@@ -17,6 +17,7 @@ from paceline import catalog
 from paceline.explain.cases.step import WhatIf, scaled_step
 from paceline.explain.cases.stragglers import Straggler
 from paceline.explain.explanation import explain_campaign
+from paceline.explain.findings import Change, Finding
 from paceline.measurements.integrity import write_sums
 from paceline.measurements.results import usage_of_group
 from paceline.measurements.run import Failure
@@ -356,6 +357,9 @@ def test_mlperf_lines_say_which_launch_failed_and_the_samples_of_all_ranks():
         for key in ("global_batch_size", "run_stop")
     }
     assert found == {"global_batch_size": [16, 16], "run_stop": ["success", "aborted"]}
+    begins, ends = ([one["time_ms"] for one in contents if one["key"] == key] for key in ("run_start", "run_stop"))
+    runs = launches.runs
+    assert [end - begin for begin, end in zip(begins, ends, strict=True)] == [round(1e3 * run.seconds) for run in runs]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -408,3 +412,11 @@ def test_a_saving_of_nothing_is_not_negative(saved: float, shown: str) -> None:
 def test_the_title_of_an_axis_stands_off_its_numbers() -> None:
     layout = new_figure([], x="ranks", y="efficiency")["layout"]
     assert all(layout[axis]["title"]["standoff"] > layout[axis]["ticklabelstandoff"] for axis in ("xaxis", "yaxis"))
+
+
+def test_markdown_has_the_first_findings_only(explained):
+    _, explanation = explained
+    gain = Interval(0.1, 0.05, 0.15)
+    many = [Finding("a", f"finding {n}", "id", "case", (), gain, Change("setting", f"change {n}")) for n in range(7)]
+    text = markdown_report(replace(explanation, findings=tuple(many)))
+    assert [f"finding {n} (case)" in text.replace("\\", "") for n in range(7)] == [True] * 5 + [False] * 2

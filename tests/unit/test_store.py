@@ -237,7 +237,10 @@ def test_what_the_living_write_is_not_cleaned(tmp_path: Path) -> None:
     elsewhere = tmp_path / "tmp" / f"another-host-{2**22 + 1}-x"
     for folder in (mine, dead, elsewhere):
         folder.mkdir()
-    assert store.clean() == 1
+    document = tmp_path / "campaigns" / f"demo-1.json.tmp-{socket.gethostname()}-{2**22 + 1}-x"
+    document.write_text("{")
+    assert store.clean() == 2
+    assert not document.exists()
     assert sorted(path.name for path in (tmp_path / "tmp").iterdir()) == sorted([mine.name, elsewhere.name])
 
 

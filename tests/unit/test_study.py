@@ -8,7 +8,7 @@ import pytest
 from paceline.catalog import shipped_catalog
 from paceline.errors import InputError
 from paceline.spec.strategy import Strategy
-from paceline.spec.study import MAX_CASES, Study, expand
+from paceline.spec.study import MAX_CASES, Study, case_label, expand
 from tests.conftest import ROOT
 
 
@@ -57,6 +57,16 @@ def test_a_slip_that_makes_too_many_cases_is_refused_at_once():
 
 def test_ids_ignore_labels_and_scaling_but_not_what_runs():
     plain = expand(study(), shipped_catalog())[0]
+    host = plain.cluster.hosts[0]
+    full = expand(study(strategy=(Strategy(precision="float32"),)), shipped_catalog())[0]
+    assert full.id == plain.id, "float32 is what a framework does by default where no device has TF32"
+    tf32 = [expand(study(clusters=("dgx-a100",), strategy=(Strategy(precision=one),)), shipped_catalog())[0].id
+            for one in (None, "float32")]  # fmt: skip
+    assert len(set(tf32)) == 2
+    hungry = host.model_copy(update={"devices": (host.devices[0].model_copy(update={"power": 700.0}),)})
+    meters = [plain.cluster.model_copy(update={"hosts": (one.model_copy(update={"devices": one.devices[:1]}),)})
+              for one in (host, hungry)]  # fmt: skip
+    assert len({plain.model_copy(update={"cluster": one}).id for one in meters}) == 1, "power costs money, not time"
     labelled = expand(study(strategy=(Strategy(name="mine"),)), shipped_catalog())[0]
     bucketed = expand(study(strategy=(Strategy(bucket="1 MiB"),)), shipped_catalog())[0]
     assert plain.id == labelled.id == expand(study(scaling="strong"), shipped_catalog())[0].id
@@ -88,3 +98,11 @@ def test_the_label_is_for_people():
 def test_the_example_and_the_study_of_the_demo_are_one():
     shipped = ROOT / "src" / "paceline" / "catalog" / "studies" / "demo.toml"
     assert (ROOT / "examples" / "studies" / "demo.toml").read_text() == shipped.read_text()
+
+
+def test_a_label_names_what_differs():
+    assert case_label("lenet", "pytorch/ddp", 8, 1, "local") == "lenet pytorch/ddp, batch 8 x 1 rank"
+    assert case_label("lenet", "mxnet", 8, 2, "dgx-1") == "lenet mxnet, batch 8 x 2 ranks, dgx-1"
+    assert expand(study(strategy=(Strategy(name="mine"),)), shipped_catalog())[0].label == (
+        "lenet pytorch/ddp mine, batch 32 x 1 rank"
+    )

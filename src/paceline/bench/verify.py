@@ -104,9 +104,9 @@ def verify_framework(framework: str, networks: dict[str, Network] | None = None)
         yield from _compared(framework, chosen, ranks)
 
 
-def verify_family(framework: str) -> Iterator[Verification]:
-    """Comparisons of one framework and mode on one rank, over the generated family of small networks."""
-    return _compared(framework, network_family(), 1)
+def verify_family(framework: str, networks: dict[str, Network] | None = None) -> Iterator[Verification]:
+    """Comparisons of one framework and mode on one rank; by default over the generated family of small networks."""
+    return _compared(framework, networks or network_family(), 1)
 
 
 def _compared(framework: str, networks: dict[str, Network], ranks: int) -> Iterator[Verification]:

@@ -127,7 +127,7 @@ def _after(line: str, depth: int, quote: str) -> tuple[int, str]:
                 return depth, quote
             at, quote = end + len(quote), ""
         token = _TOKEN.search(line, at)
-        if token is None or token.group().startswith("#"):
+        if token is None:
             return depth, quote
         at = token.end()
         if token.group() in _LONG_QUOTES:

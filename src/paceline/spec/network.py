@@ -164,12 +164,26 @@ def layer_costs(network: Network) -> tuple[LayerCost, ...]:
         missing = [name for name in layer.inputs if name not in known]
         if missing:
             raise ValueError(f"layer {layer.name!r}: reads {missing[0]!r}, which no layer before it is called")
+        _check_tokens(layer, network.input)
         cost = _cost(layer, [known[name] for name in layer.inputs], tables)
         known[layer.name] = cost.shape
         if layer.kind == "embedding":
             tables[layer.name] = (layer.rows, layer.width)
         costs.append(cost)
     return tuple(costs)
+
+
+def _check_tokens(layer: Layer, given: ImageInput | TokenInput) -> None:
+    """Tokens are numbers of rows: an embedding reads them and nothing else, and has a row for each."""
+    reads = given.kind == "tokens" and "input" in layer.inputs
+    if reads and layer.kind != "embedding":
+        raise ValueError(f"layer {layer.name!r} ({layer.kind}): reads tokens, which only an embedding does")
+    if layer.kind != "embedding":
+        return
+    if not reads or given.kind != "tokens":
+        raise ValueError(f"layer {layer.name!r} (embedding): reads {layer.inputs[0]!r}, expected tokens (length)")
+    if layer.rows < given.vocabulary:
+        raise ValueError(f"layer {layer.name!r} (embedding): has {layer.rows} rows for {given.vocabulary} tokens")
 
 
 def _cost(layer: Layer, inputs: list[tuple[int, ...]], tables: dict[str, tuple[int, ...]]) -> LayerCost:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from paceline.catalog.frameworks import framework_names, policy
 from paceline.measurements.store import Store
 from paceline.measurements.tables import pass_times
 from tests.conftest import Command
+from tests.integration.random_networks import random_networks
 
 FRAMEWORKS = [name for name in framework_names() if name.split("/")[0] not in UNKNOWN]
 OFFLINE = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "offline"]
@@ -49,6 +51,18 @@ def test_it_computes_or_refuses_every_network_of_the_family(framework: str) -> N
     proofs = list(verify_family(framework))
     assert [proof for proof in proofs if proof.status not in ("equal", "skipped")] == []
     assert sum(proof.status == "equal" for proof in proofs) >= 20
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("framework", BUILDERS)
+def test_it_computes_or_refuses_networks_made_by_chance(framework: str) -> None:
+    """Where PyTorch itself, in float32, is not within the tolerance of float64, nobody can be."""
+    ready(framework)
+    made = random_networks(int(os.environ.get("SEED", "5")), 60)
+    sound = {proof.network for proof in verify_family("pytorch/ddp", made) if proof.status == "equal"}
+    assert len(sound) > 50
+    proofs = list(verify_family(framework, {name: made[name] for name in sound}))
+    assert [proof for proof in proofs if proof.status not in ("equal", "skipped")] == []
 
 
 STUDY = """

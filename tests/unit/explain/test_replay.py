@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 
 from paceline.explain.replay import Replay, replay
 from paceline.measurements.foreign.operations import read_operations
+from paceline.report.terminal.watched import replay_lines
 from tests.unit.imports.test_replay import _write
 
 F = 0.010
@@ -128,3 +130,82 @@ def test_a_stage_that_is_first_by_chance_is_not_named(
     means["0"] = min(means["0"], means["1"])
     found = Replay(steps, 1.1, 1.1, 1.0, by_stage=means, by_rank={}, by_dp_rank={"0": 1.01}, by_kind={}, by_step=each)
     assert found.blame == blame
+
+
+def stepwise(*effects: float, replayed: float = 1.2, **given: Any) -> Replay:
+    """A job of two stages whose first one lengthens each step by this much, and by their mean all of them."""
+    by_step = {
+        str(number): {"by_stage": {"0": 1 + effect, "1": 1.0}, "by_dp_rank": {"0": 1.0}, "ideal_s": 1.0,
+                      "replayed_s": 1 + effect, "measured_s": 2.0}
+        for number, effect in enumerate(effects, start=1)
+    }  # fmt: skip
+    found = Replay(len(effects), 2.0, replayed, 1.0, {"0": 1.2, "1": 1.0}, {"0": 1.2, "1": 1.0}, {"0": 1.0},
+                   {"forward-compute": 1.2}, by_step=by_step)  # fmt: skip
+    return replace(found, **given)
+
+
+@pytest.mark.parametrize(
+    ("effects", "slow", "since", "pattern"),
+    [
+        ((0.125, 0.25, 0.1875, 0.25), (2, 3, 4), 2, "persistent"),  # more than half of the largest
+        ((0.25, 0.125, 0.125, 0.125, 0.125), (1,), None, "transient"),
+        ((0.0, 0.0, 0.0, 0.0, 0.2), (5,), 5, "transient"),  # one step tells nothing of the next
+        ((0.0, 0.2, 0.2, 0.2, 0.2), (2, 3, 4, 5), None, "persistent"),  # four of five are most of them
+        ((0.2, 0.0, 0.2, 0.0, 0.2), (1, 3, 5), None, "transient"),
+        ((0.0, 0.0, 0.2, 0.0, 0.2), (3, 5), None, "transient"),
+    ],
+)
+def test_a_cause_acts_in_the_steps_with_more_than_half_of_its_largest_effect(
+    effects: tuple[float, ...], slow: tuple[int, ...], since: int | None, pattern: str
+) -> None:
+    found = stepwise(*effects)
+    assert (found.blame, found.slow_steps) == (("stage", "0"), slow)
+    assert (found.since, found.pattern) == (since, pattern)
+    assert found.document["slow_steps"] == list(slow)
+
+
+def test_the_effect_of_a_rank_is_no_more_than_that_of_its_stage_or_its_replica() -> None:
+    found = stepwise(0.2, 0.2, by_dp_rank={"0": 1.2, "1": 1.0})
+    assert found.blame == ("rank", "0")
+    found.by_step["1"]["by_dp_rank"] = {"0": 1.01, "1": 1.0}
+    found.by_step["2"]["by_dp_rank"] = {"0": 1.15, "1": 1.0}
+    assert found.slow_steps == (2,), "in the first step its replica was as fast as the other"
+
+
+def test_the_cost_is_that_of_stragglers_and_not_of_delays() -> None:
+    cost = stepwise(0.25, 0.25, 0.25, replayed=1.25).cost
+    assert (cost.low, cost.value, cost.high) == pytest.approx((0.2, 0.2, 0.2)), "a step took 2 s by the clock"
+    assert stepwise(0.25, 0.25, replayed=0.9).cost.value == 0.0
+    wide = stepwise(0.1, 0.4, replayed=1.25).cost
+    assert 0.0 <= wide.low < wide.value < wide.high
+
+
+def test_unequal_micro_batches_are_blamed_only_where_forward_and_backward_agree() -> None:
+    uneven = stepwise(0.2, 0.2, even_s=1.05, lengths=0.9)
+    assert uneven.blame == ("micro-batches", "1.150")
+    assert replace(uneven, lengths=0.89).blame == ("stage", "0")
+    assert replace(uneven, even_s=1.15).blame == ("stage", "0"), "equal micro-batches would not help"
+    assert replace(uneven, even_s=0.0).blame == ("stage", "0"), "stored before it was computed"
+    none = replace(uneven, replayed_s=1.02, by_stage={"0": 1.02, "1": 1.015})
+    assert none.blame is None, "a step as long as without stragglers"
+
+
+def test_what_the_replay_says_in_words() -> None:
+    delays = {"by_stage": {"0": 1.5, "1": 1.0}, "by_dp_rank": {"0": 1.25}, "by_kind": {"first-op": 1.125}}
+    found = stepwise(0.25, 0.25, 0.25, replayed=1.25, delays=delays)
+    text = "\n".join(replay_lines(found.document))
+    assert (
+        "a step takes 2.000 s; replayed without delays between operations 1.250 s, without stragglers 1.000 s" in text
+    )
+    assert "stragglers cost 20.0 % of the time, 4.80 h of every day" in text
+    assert "delays between operations cost 37.5 % of the time" in text
+    assert "by the delays of stage 0 1.500 x, data-parallel rank 0 1.250 x, operation first-op 1.125 x" in text
+    blamed = "first cause: stage 0 alone makes the step 1.20 times as long, mostly by forward-compute, in all steps"
+    assert f"{blamed} (persistent); give it fewer layers" in text
+    link = replace(found, by_kind={"forward-pp-comm": 1.2})
+    assert "(persistent); look at the links that it uses" in "\n".join(replay_lines(link.document))
+    apart = "\n".join(replay_lines(replace(found, clock_s=0.0021).document))
+    assert "the clocks of the ranks differ by about 2.10 ms" in apart
+    assert "first cause" not in apart, "otherwise the slow rank is not known"
+    late = stepwise(0.0, 0.25, 0.25, 0.25)
+    assert "since step 2 (persistent)" in "\n".join(replay_lines(late.document))

@@ -109,6 +109,7 @@ def test_why_is_the_largest_bar_of_the_gap_between_the_first_two(case: CaseEvide
     other = gap(Bar("update", 1.0, "made"), slow="C")
     why = [
         (gap(*bars), "Why: kernels, 25 of the 30 ms between their steps (made)."),
+        (gap(*bars, Bar("input", -0.1, "")), "Why: kernels, 25 of the 30 ms between their steps (made)."),
         (gap(*bars[1:], Bar("unexplained", 0.026, "")), "No phase explains the 30.0 ms between their steps."),
         (gap(*bars, untrusted="phases do not close"), "Why is not known: phases do not close."),
         (other, "Why is not known: the steps of both were not split into phases."),

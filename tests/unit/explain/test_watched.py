@@ -8,8 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paceline.explain import watched
 from paceline.explain.setting import Setting
 from paceline.explain.watched import FEWEST_STEPS, StepCause, StepVerdict, judge_steps
+from paceline.measurements.summary import Interval
 from paceline.measurements.trace.observed import ObservedStep
 from paceline.report.terminal.watched import advice_for, title_of, verdict_document, verdict_lines
 
@@ -258,6 +260,14 @@ def test_the_words_name_rank_step_cost_and_advice() -> None:
     assert "do: look at" in text
     document = verdict_document(judgement, "mine-1", "")
     assert document["causes"][0]["since"] == 100
+    low, high = document["causes"][0]["interval"]
+    assert low < document["causes"][0]["share"] < high
+    cause = replace(judgement.causes[0], share=Interval(0.25, -0.1, 1.2), ranks=tuple(range(8)))
+    text = "\n".join(verdict_lines(replace(judgement, causes=(cause,)), "mine-1"))
+    assert "costs 25.0 % of the time (95 %: 0.0 % to 100.0 %), 6.00 h of every day" in text
+    assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 hold up the others" in text, "eight are named, more are not"
+    crowd = replace(judgement, causes=(replace(cause, ranks=tuple(range(9))),))
+    assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 ... hold" in "\n".join(verdict_lines(crowd, "mine-1"))
     assert verdict_document(None, "", "why") == {"campaign": None, "note": "why"}
 
 
@@ -391,3 +401,26 @@ def test_few_stalls_of_each_phase_are_one_cause() -> None:
     assert (cause.kind, cause.phase, cause.count, cause.since) == ("stalls", "any", 6, 11)
     fewer = dict(list(places.items())[:5])
     assert judge_steps(train(lambda r, s: {fewer[r, s]: 0.6} if (r, s) in fewer else {})).causes == ()
+
+
+def test_ranks_that_are_slow_together_cost_what_the_slowest_of_them_does() -> None:
+    """Ranks 2 and 3 of one host: every step waits for rank 3, and mending that alone would leave rank 2."""
+    steps = train(lambda rank, step: {"forward": {2: 0.03, 3: 0.034}.get(rank, 0.0)}, ranks=4, noise=0.0)
+    (cause,) = [one for one in judge_steps(steps).causes if one.kind == "slow_rank"]
+    assert (cause.ranks, cause.share.value) == ((2, 3), pytest.approx(0.034 / mean_step(steps)))
+
+
+def test_a_typical_step_is_the_median_and_as_long_as_on_its_slowest_rank() -> None:
+    steps = train(lambda rank, step: {"other": 1.0} if step < 20 else {}, noise=0.0)
+    judgement = judge_steps(steps)
+    assert judgement.step_s == pytest.approx(0.102)
+    assert mean_step(steps) > 0.19
+
+
+def test_a_cause_whose_interval_begins_near_nothing_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        StepCause("slow_rank", "forward", 1, Interval(value, low, 0.2), None, None, count=100)
+        for value, low in ((0.03, 0.015), (0.03, 0.0149), (0.0299, 0.015), (0.1, 0.0))
+    ]
+    monkeypatch.setattr(watched, "_slow_ranks", lambda series: found)
+    assert judge_steps(train(noise=0.0)).causes == (found[0],)

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from paceline.errors import InputError
+from paceline.explain.imports import NO_BATCH, Labels, _files, import_files
 from paceline.measurements.foreign import logs
 from paceline.measurements.foreign.log_forms import LOG_FORMS, LoggedStep
+from paceline.measurements.store import Store
 
 
 def test_ranks_without_a_number_are_rank_zero() -> None:
@@ -254,3 +256,84 @@ def test_steps_of_epochs_without_length_count_on_only_where_they_begin_anew(tmp_
     assert [step.step for step in logs.read_log(path).steps] == [1, 2, 3, 4, 5, 6]
     path.write_text("\n".join(words.format(e=n // 4, n=n) for n in range(1, 8)))
     assert [step.step for step in logs.read_log(path).steps] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_clock_of_whole_seconds_tells_steps_of_four_seconds_and_more() -> None:
+    def seconds(*moments: float, coarse: bool = True) -> list[float]:
+        steps = [LoggedStep(number, at_s=at, is_coarse=coarse) for number, at in enumerate(moments)]
+        return [step.seconds or 0.0 for step in logs._timed(steps, {})]
+
+    assert seconds(0.0, 3.0, 4.0, 8.0) == [2.0, 4.0], "a line three seconds later is left out, and its step counts"
+    assert seconds(0.0, 3.0, 4.0, 8.0, coarse=False) == [3.0, 1.0, 4.0]
+
+
+def test_where_the_length_of_an_epoch_is_known_steps_are_counted_on() -> None:
+    step = LOG_FORMS["torchvision"]("Epoch: [2]  [ 30/100]  eta: 0:00:10  time: 0.25")
+    assert step is not None
+    assert (step.step, step.total, step.epoch) == (230, 100, None), "not counted on once more at the next epoch"
+
+
+def test_a_rate_of_all_devices_is_that_of_the_whole_batch() -> None:
+    def seconds(**said: float) -> list[float]:
+        step = LoggedStep(1, **said)  # type: ignore[arg-type]
+        return [one.seconds or 0.0 for one in logs._timed([step], FACTS)]
+
+    assert seconds(samples_per_s=100.0) == [0.5], "samples per second are those of all devices"
+    assert seconds(tokens_per_s=1000.0) == [2.0], "and tokens per second those of one"
+
+
+FACTS = {"local": 5, "global": 50, "world": 5, "sequence": 200}
+
+
+def test_one_timed_step_is_no_log_of_steps(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("iter 1: loss 2.0, time 12.5ms\n")
+    with pytest.raises(InputError, match=r"has 1 timed steps of nanogpt in 1 lines, at least two are needed"):
+        logs.read_log(path)
+    path.write_text("iter 1: loss 2.0, time 12.5ms\niter 2: loss 2.0, time 12.5ms\n")
+    assert [step.seconds for step in logs.read_log(path).steps] == [0.0125, 0.0125]
+
+
+@pytest.mark.parametrize(
+    ("clock", "seconds"), [("1 day, 0:00:05", 86405), ("2 days, 1:02:03", 176523), ("1:02:03", 3723), ("02:03", 123)]
+)
+def test_the_time_that_elapsed_has_days(clock: str, seconds: float) -> None:
+    line = f'{{"current_steps": 5, "total_steps": 100, "loss": 1.0, "elapsed_time": "{clock}"}}'
+    step = LOG_FORMS["llama-factory"](line)
+    assert step is not None
+    assert (step.at_s, step.is_coarse) == (seconds, True)
+
+
+def test_steps_of_an_imported_log_begin_where_the_one_before_ended(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("".join(f"iter {n}: loss 2.0, time {100 * n}.00ms\n" for n in range(1, 5)))
+    store = Store(tmp_path / "s")
+    imported = import_files([path], store, Labels())
+    (name,) = store.names(campaign=imported.campaign)
+    assert NO_BATCH in store.load(name).run.labels, "a rate without a batch is one of steps"
+    rows = store.load(name).steps.to_pylist()
+    assert [row["start_s"] for row in rows if row["rank"] == 0] == pytest.approx([0.0, 0.1, 0.3, 0.6])
+
+
+@pytest.mark.parametrize(
+    ("stated", "contradicts"), [(1.0, False), (1.32, False), (1.34, True), (0.76, False), (0.74, True)]
+)
+def test_a_log_whose_clock_says_something_else_contradicts_itself(stated: float, contradicts: bool) -> None:
+    steps = [LoggedStep(number, at_s=2.5 * number, seconds=2.5 * stated) for number in range(6)]
+    assert bool(logs._contradictions(steps)) == contradicts
+    assert logs._contradictions(steps[:4]) == (), "three pairs do not tell"
+    quick = [LoggedStep(number, at_s=0.1 * number, seconds=1.0) for number in range(60)]
+    assert logs._contradictions(quick) == (), "six seconds do not tell"
+
+
+def test_what_is_hidden_in_a_folder_is_no_record(tmp_path: Path) -> None:
+    for name in (".DS_Store", "b.log", "a.log"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "more").mkdir()
+    assert [path.name for path in _files([tmp_path])] == ["a.log", "b.log"]
+
+
+@pytest.mark.parametrize("network", ["a\nb", " ", "", "x" * 201])
+def test_a_network_has_a_name_of_one_line(tmp_path: Path, network: str) -> None:
+    with pytest.raises(InputError, match="--network"):
+        import_files([tmp_path / "train.log"], Store(tmp_path), Labels(network=network))

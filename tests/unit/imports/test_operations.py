@@ -95,3 +95,15 @@ def test_missing_columns_and_rows_are_named(tmp_path: Path) -> None:
         read_operations(table(tmp_path / "a.csv", "0,0,0,x,1", head="dp_rank,stage,step,optype,start_ts"))
     with pytest.raises(InputError, match="has 0 operations"):
         read_operations(table(tmp_path / "b.csv"))
+
+
+def test_chunks_that_were_counted_within_a_stage_are_counted_through_the_model(tmp_path: Path) -> None:
+    """Two chunks on each of three stages: the second begins where the first has left the last stage."""
+    rows = [(stage, stage, 0, "forward-compute", 0.1 * chunk, 0.01, chunk) for stage in range(3) for chunk in range(2)]
+    names = ("stage", "rank", "dp_rank", "optype", "start_ts", "duration", "gmc")
+    lines = [",".join([*names, "step", "mb_id"]), *(",".join(map(str, (*row, 0, 0))) for row in rows)]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    found = read_operations(tmp_path / "t.csv")
+    assert list(zip(found.stage.tolist(), found.chunk.tolist(), strict=True)) == [
+        (0, 0), (0, 3), (1, 1), (1, 4), (2, 2), (2, 5)
+    ]  # fmt: skip

@@ -97,6 +97,19 @@ def test_a_collective_that_all_entered_accuses_nobody_and_a_finished_job_has_no_
     assert hangs(tmp_path / "b", {0: done, 1: done, 2: done}) == ()
 
 
+def test_a_collective_that_all_have_entered_and_none_has_left_is_told(tmp_path: Path) -> None:
+    """The link or the library is at fault: no rank is."""
+    waits = dump([entry(1), entry(2, state="started")])
+    (hang,) = hangs(tmp_path, {0: waits, 1: waits, 2: waits})
+    assert (hang.number, hang.waiting, hang.missing, hang.culprits) == (2, (0, 1, 2), (), ())
+
+
+def test_a_collective_that_was_not_retired_waits(tmp_path: Path) -> None:
+    waits = dump([{**entry(1, state="started"), "retired": False}])
+    (hang,) = hangs(tmp_path, {0: waits, 1: dump([])})
+    assert (hang.waiting, hang.missing) == ((0,), (1,))
+
+
 def pair(number: int, name: str, state: str = "completed") -> dict[str, Any]:
     return {**entry(1, name, state), "is_p2p": True, "p2p_seq_id": number}
 
@@ -113,6 +126,20 @@ def test_a_receive_waits_for_its_sender_unless_that_one_waits_itself(tmp_path: P
     (hang,) = hangs(tmp_path, {rank: dump([entry(1), *entries], groups) for rank, entries in named.items()})
     assert (hang.waiting, hang.missing, hang.culprits) == ((2, 3), (1,), (1,))
     assert hang.last[1].startswith("nccl:send 0->1 1 (completed)")
+
+
+def test_what_the_buffer_of_a_rank_has_dropped_it_is_not_missing(tmp_path: Path) -> None:
+    """Of rank 0 only the newest three are left; that the first one of rank 1 has no end says nothing."""
+    kept = [entry(number) for number in (3, 4, 5)]
+    older = [entry(1, state="scheduled"), entry(2), *kept]
+    assert hangs(tmp_path, {0: dump(kept), 1: dump(older)}) == ()
+
+
+def test_the_first_of_the_pairs_that_wait_is_told(tmp_path: Path) -> None:
+    groups = {"0": "[0, 1, 2, 3]"}
+    waits = {0: [], 1: [pair(7, "nccl:recv 1<-0", "started")], 2: [pair(3, "nccl:recv 2<-0", "started")]}
+    (hang,) = hangs(tmp_path, {rank: dump([entry(1), *entries], groups) for rank, entries in waits.items()})
+    assert (hang.number, hang.name, hang.waiting) == (3, "nccl:recv 2<-0", (1, 2))
 
 
 def test_a_batch_of_sends_and_receives_has_the_state_of_its_end(tmp_path: Path) -> None:

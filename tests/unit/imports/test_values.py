@@ -280,3 +280,11 @@ def test_texts_of_a_collective_are_short() -> None:
     )
     retired = recorder._collective({**entry, "retired": True, "is_p2p": True}, Path("p"), 0)
     assert (retired.state, retired.number) == (recorder.COMPLETED, -1)
+
+
+@pytest.mark.parametrize(
+    ("columns", "wrong"), [(["0", "N/A"], 0), (["2", "3"], 5), ([None, "4"], 4), (["-1", "7"], -1), ([], 0)]
+)
+def test_wrong_elements_are_those_of_both_columns(columns: list[str | None], wrong: int) -> None:
+    """A negative number is what a test prints that could not count."""
+    assert nccl_tests._wrong_of(columns) == wrong

@@ -200,3 +200,24 @@ def test_a_timeline_of_the_same_operations_has_the_same_answer(tmp_path: Path) -
     path.write_bytes(gzip.compress(json.dumps(nameless).encode()))
     with pytest.raises(InputError, match="no thread_name says the stage"):
         read_operations(path)
+
+
+def test_the_delays_of_everybody_are_what_the_measured_step_takes_longer(tmp_path: Path) -> None:
+    """Although a straggler lengthens the step as well: delays are compared with the step that has it."""
+    rows = [row for dp, (late, slow) in enumerate(((0.0, 1), (0.006, 2))) for row in (
+        (dp, 0, 0, "forward-compute", 0.0, F, 0, 0), (dp, 0, 0, "backward-compute", F + late, F + late + slow * B,
+         0, 0),
+        (dp, 0, 0, "grads-reduce-scatter", F + late + slow * B, F + 0.006 + 2 * B + 0.002, -1, 0))]  # fmt: skip
+    found = replayed(tmp_path, *rows)
+    assert found.ideal_s < found.replayed_s < found.measured_s
+    assert found.delays["by_stage"]["0"] * found.replayed_s == pytest.approx(found.measured_s)
+
+
+@pytest.mark.parametrize(("late", "clock"), [({2}, 0.0), ({0, 1, 2, 3}, 0.003)])
+def test_clocks_differ_where_one_rank_usually_ends_a_collective_later(
+    tmp_path: Path, late: set[int], clock: float
+) -> None:
+    rows = [row for step in range(5) for dp in (0, 1) for row in (
+        (dp, 0, step, "forward-compute", 0.0, F, 0, 0),
+        (dp, 0, step, "grads-reduce-scatter", F, F + 0.002 + 0.003 * (dp == 1 and step in late), -1, 0))]  # fmt: skip
+    assert replayed(tmp_path, *rows).clock_s == pytest.approx(clock)

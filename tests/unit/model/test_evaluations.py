@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,14 @@ from paceline import api, catalog
 from paceline.catalog.evaluations import Evaluation, evaluation, evaluation_names
 from paceline.errors import InputError, SpecError, UnknownName
 from paceline.model.validation.evaluations import MEASURED_KEYS, MEASURED_SCHEMA, predict_evaluation, read_measured
-from paceline.report.evaluations import evaluation_page
+from paceline.report.evaluations import (
+    _direction_table,
+    _disturbances,
+    _emulated_part,
+    _headline_table,
+    _measured_parts,
+    evaluation_page,
+)
 from paceline.spec.load import parse_spec
 from tests.conftest import Command
 
@@ -238,3 +247,54 @@ strategy = [{ name = "fused", overlap = false, bucket = "1 GiB" }, { name = "per
     page = evaluation_page(answer, {"emulated": {"campaign": "c", "cases": [case]}}, "paceline evaluate small.toml")
     (row,) = [line for line in page.splitlines() if line.startswith("| resnet20 | mine | 4 | 4 | fused |")]
     assert "+100.0 %" in row
+
+
+def measured_case(**given: Any) -> dict[str, Any]:
+    return {"network": "lenet", "framework": "pytorch/ddp", "strategy": "default", "cluster": "local", "ranks": 1,
+            "base_ranks": 1, "batch": 8, "counted": 5, "drifted": 0, "disturbed_by": [], "labels": [], "threads": 1,
+            "cores": 2, "cpu": "X", "paceline": "1", "failure": None, "speedup": {"value": 1.0},
+            "step_s": {"value": 0.08},
+            "samples_per_s": {"value": 100.0, "low": 90.0, "high": 110.0}, "shares": {}, **given}  # fmt: skip
+
+
+def test_what_disturbed_the_machine_is_counted_over_all_cases() -> None:
+    cases = [
+        measured_case(drifted=2, disturbed_by=["load"]),
+        measured_case(drifted=3, disturbed_by=["load"], counted=2),
+    ]
+    assert _disturbances(cases) == [
+        "disturbed by load", "the machine's own speed was unusual before 5 launches",
+        "cases with fewer than 3 launches say no more than an order of magnitude",
+    ]  # fmt: skip
+    assert _disturbances([measured_case(), measured_case(counted=3)]) == []
+
+
+def test_speed_up_is_that_over_the_base_which_is_named() -> None:
+    two = measured_case(ranks=2, speedup={"value": 1.75}, samples_per_s={"value": 175.0, "low": None, "high": None})
+    (heading, table, lines), *_ = _measured_parts({"campaign": "c", "cases": [measured_case(), two]})
+    assert heading == "Measured on this machine"
+    assert [[cell.text for cell in row][1:] for row in table.rows] == [
+        ["100.0", "90.0 to 110.0", "80.0 ms", "base", "5"], ["175.0", "", "80.0 ms", "1.75", "5"]
+    ]  # fmt: skip
+    assert lines[0].startswith("2 cores of X; threads of a rank: 1; campaign c")
+
+
+def test_the_model_is_compared_with_the_emulation_and_not_the_reverse() -> None:
+    case = measured_case(cluster="four", ranks=4)
+    _, table, _ = _emulated_part({"campaign": "c", "cases": [case]}, {("lenet", "default", "four", 4, 8): 80.0})
+    assert [cell.text for cell in table.rows[0]][-3:-1] == ["80.0", "-20.0 %"]
+
+
+def test_directions_come_with_the_largest_gain_first() -> None:
+    what = SimpleNamespace(changes={"a": "b"}, curve="c", framework="f")
+    some = [SimpleNamespace(gain=gain, devices=8, direction=what) for gain in (0.1, 0.5, -0.25)]
+    table = _direction_table(some)  # type: ignore[arg-type]
+    assert [row[-1].text for row in table.rows] == ["+50.0 %", "+10.0 %", "-25.0 %"]
+
+
+def test_an_error_is_a_share_of_the_published_figure() -> None:
+    headline = SimpleNamespace(what="w", published=10.0, quantity="speed-up")
+    one = SimpleNamespace(headline=headline, predicted=SimpleNamespace(value=9.0, interval_90=(8.0, 9.5)), error=-0.1,
+                          held=False)  # fmt: skip
+    table = _headline_table([one])  # type: ignore[list-item]
+    assert [cell.text for cell in table.rows[0]][1:] == ["10 speed-up", "9.00", "8.00 to 9.50", "-10.0 %", "outside"]

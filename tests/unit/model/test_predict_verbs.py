@@ -6,6 +6,7 @@ from click.testing import CliRunner
 
 from paceline import api, catalog
 from paceline.cli import program
+from paceline.cli.questions import _facts_of
 from paceline.errors import UnknownName
 from tests.unit.model.clusters import V100, cluster
 
@@ -169,10 +170,14 @@ def test_stages_of_sharding_are_told_apart(paceline):
     assert "zero3: shards weights" in said["deepspeed/zero3"]
 
 
-@pytest.mark.parametrize("written", ["1000000", "1e6", "1,000,000", "1.0E+6", "1M", "1000k", "0.001B"])
+@pytest.mark.parametrize(
+    "written", ["1000000", "1e6", "1,000,000", "1.0E+6", "1M", "1000k", "0.001B", "0.001G", "0.000001T"]
+)
 def test_large_numbers_are_written_as_people_write_them(paceline, written):
     found = paceline.json("predict", *ASK, "--devices", "1", "--samples", written, "--epochs", "2")
-    assert found["predictions"][0]["samples"] == 1_000_000
+    one = found["predictions"][0]
+    assert one["samples"] == 1_000_000
+    assert (one["epochs"], one["run_s"]) == (2.0, pytest.approx(2 * one["epoch_s"]))
 
 
 @pytest.mark.parametrize("written", ["1,5", "1e-3", "1.5e0", "many", "0", "1e99"])
@@ -191,6 +196,9 @@ def test_what_is_no_whole_number_is_refused(paceline, written):
         (("predict", *ASK[:-1], "5000"), "too much"),
         (("predict", *ASK, "--framework", "caffe3"), "caffe"),
         (("predict", "--cluster", "dgx-1"), "one of --network"),
+        (("predict", *ASK, "--profile", "a.profile"), "one of --network"),
+        (("predict", *ASK[:-1], "0"), "--batch"),
+        (("evaluate", "unequal-devices", "--predict-only", "--measured", "m.json"), "expected one of them"),
         (("predict", "--measured", "nowhere.csv", "--at", "3"), "nowhere.csv"),
         (("predict", "--profile", "nowhere.profile", "--cluster", "dgx-1"), "nowhere.profile"),
         (("whatif", *ASK, "--set", "link.bandwidth=-3 Gb/s"), "greater than"),
@@ -198,7 +206,16 @@ def test_what_is_no_whole_number_is_refused(paceline, written):
         (("predict", *ASK, "--measured", "points.csv", "--at", "3"), "--measured together with"),
         (("predict", *ASK, "--plot", "nowhere/curve.svg"), "nowhere/curve.svg"),
         (("predict", *ASK, "--plot", "curve.docx"), "curve.svg"),
+        (("predict", *ASK[:-2], "--devices", "0,4"), "--devices 0,4: expected numbers of devices"),
+        (("predict", *ASK[:-2], "--devices", "1000001"), "--devices 1000001: expected numbers of devices"),
+        (
+            ("plan", "--network", "lenet", "--profile", "a.profile", "--cluster", "dgx-1"),
+            "either --network or --profile",
+        ),
+        (("plan", "--cluster", "dgx-1"), "either --network or --profile"),
         (("simulate", *ASK, "--mtbf", "bla"), "--mtbf"),
+        (("simulate", *ASK, "--calibration", "nowhere.json"), "nowhere.json"),
+        (("whatif", *ASK, "--buckets", "--calibration", "nowhere.json"), "nowhere.json"),
         (("simulate", *ASK, "--mtbf", "0 s"), "mean time between failures: got 0 s"),
         (("simulate", *ASK, "--restart", "-5 s"), "restart: got -5 s"),
         (("validate", "--data", "nowhere.csv"), "nowhere.csv"),
@@ -250,6 +267,7 @@ def test_a_transformer_is_predicted_or_does_not_fit(paceline):
         (("--framework", ","), "no framework given"),
         (("--global-batch", "512"), "batch 8 per device and global batch 512: expected one of them"),
         (("--force",), "--fact and --force belong to --measured"),
+        (("--fact", "link=25gbe"), "--fact and --force belong to --measured"),
     ],
 )
 def test_options_that_would_be_ignored_are_refused(paceline, options, message):
@@ -335,3 +353,17 @@ def test_links_that_a_text_does_not_state_are_named_as_assumed(paceline):
 def test_a_simulation_says_how_slow_stragglers_are(paceline):
     asked = ("simulate", "--network", "lenet", "--cluster", "dgx-1", "--devices", "8", "--batch", "64", "--steps", "50")
     assert "stragglers: 0.02 of a device's steps compute 5 times as long" in paceline(*asked, "--straggle", "0.02")
+
+
+def test_points_are_extrapolated_to_what_at_says(paceline, tmp_path):
+    path = tmp_path / "points.csv"
+    path.write_text(POINTS)
+    found = paceline.json("predict", "--measured", str(path), "--at", "16", "--devices", "32")
+    assert [one["devices"] for one in found["predictions"]] == [16]
+
+
+def test_facts_are_those_of_the_options_and_of_the_command():
+    asked = {"profile": None, "run": None, "cluster": None, "network": "lenet", "batch": 8, "precision": None}
+    assert _facts_of(asked, ("link=25gbe", "devices_per_host=4")) == {
+        "network": "lenet", "batch_per_device": "8", "link": "25gbe", "devices_per_host": "4"
+    }  # fmt: skip

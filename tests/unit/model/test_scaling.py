@@ -12,7 +12,7 @@ from paceline.model.changes import changed, parse_changes
 from paceline.model.question import Question
 from paceline.model.scaling import predict_curve, spreads_of
 from paceline.model.sweep import CollectiveFit
-from paceline.report.words import dominant_words
+from paceline.report.words import common_label, dominant_words
 from paceline.spec.cluster import Cluster, Device
 from paceline.spec.strategy import Strategy
 from tests.unit.model.clusters import V100, cluster
@@ -242,3 +242,21 @@ def test_a_sweep_tells_how_sure_bytes_and_starts_are_and_the_least_known_device_
     known = spreads_of(works, 2, replace(CATALOG_ONLY, collectives=(swept,)))
     assert known == {**usual, "bandwidth": 0.07, "latency": 0.07}
     assert spreads_of(works, 2, replace(CATALOG_ONLY, jitter=0.02)) == {**usual, "waiting": 0.0}, "it was measured"
+
+
+def test_words_name_the_largest_part_beside_compute_only_where_compute_dominates():
+    one = predict_curve(ask(), (8,)).predictions[0]
+    shares = {"forward": 0.2, "backward": 0.2, "aggregate": 0.5, "update": 0.1}
+    step = one.step_s.value
+    of = [replace(one, terms={name: step * share for name, share in {**shares, **more}.items()}) for more in (
+        {}, {"backward": 0.5, "aggregate": 0.2}, {"backward": 0.79, "aggregate": 0.005, "update": 0.004})]  # fmt: skip
+    assert [dominant_words(each) for each in of] == ["aggregate", "compute, then aggregate 20 %", "compute"]
+
+
+def test_a_plot_of_several_curves_is_called_by_what_all_of_them_have():
+    curve = predict_curve(ask(), (1,))
+    labels = ("lenet, pytorch/ddp, batch 8", "lenet, mxnet, batch 8", "lenet, pytorch/ddp, batch 16")
+    named = [replace(curve, label=label) for label in labels]
+    assert common_label(named) == "lenet"
+    assert common_label(named[:2]) == "lenet, batch 8"
+    assert common_label([named[0], replace(curve, label="gpt2, jax")]) == "predictions"

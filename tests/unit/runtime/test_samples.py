@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paceline.errors import InputError
 from paceline.runtime.samples import (
     Attempt,
     Position,
@@ -18,6 +19,7 @@ from paceline.runtime.samples import (
     reached_rate,
     share_of,
     step_size,
+    total_count,
 )
 
 
@@ -83,3 +85,32 @@ def test_a_step_costs_its_compute_or_its_loader_where_that_works_beside() -> Non
     assert attempt.cost == 5.0
     assert replace(attempt, beside=True).cost == 3.0
     assert replace(attempt, beside=True, loading=4.0).cost == 4.0
+
+
+def test_the_loss_of_a_pass_counts_as_many_samples_as_it_has() -> None:
+    """Seven of eight samples here, in passes of three, two and two: their weighted losses add up to the mean of all."""
+    passes = [np.arange(0, 3), np.arange(3, 5), np.arange(5, 7)]
+    attempt = Attempt(8, (1, 7), passes, 0.0, done=1)
+    weighed = []
+    for number in range(3):
+        attempt.done = number + 1
+        weighed.append(attempt.weighed(10.0 * (number + 1), 1, mean=True))
+    assert [loss for loss, _ in weighed] == pytest.approx([10 * 3 / 7, 20 * 2 / 7, 30 * 2 / 7])
+    assert {weight for _, weight in weighed} == {7 / 8}
+    assert attempt.weighed(10.0, 1, mean=False) == (10.0, 1.0), "sums add up as they are"
+    assert replace(attempt, shares=(8, 0), done=0).weighed(10.0, 1, mean=False) == (10.0, 0.0)
+
+
+def test_a_pass_without_a_sample_or_a_counted_item_is_empty() -> None:
+    attempt = Attempt(4, (4,), [np.arange(4)], 0.0, done=1)
+    assert not attempt.empty
+    assert replace(attempt, counts=[0.0]).empty
+    assert not replace(attempt, counts=[0.0, 2.0]).empty
+    assert replace(attempt, chunks=[np.arange(0)]).empty
+
+
+def test_counts_are_of_ranks_with_samples_and_of_all_of_them() -> None:
+    assert total_count((3, 0, 5), (7.0, -1.0, 2.0)) == 9.0, "a rank without samples counts nothing"
+    assert total_count((3, 5), (-1.0, -1.0)) == 0.0
+    with pytest.raises(InputError, match=r"ranks \[1\] gave no count"):
+        total_count((3, 5), (7.0, -1.0))

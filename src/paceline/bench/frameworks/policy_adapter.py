@@ -18,6 +18,8 @@ __all__ = ["MpiAdapter", "PolicyAdapter", "mpi_processes", "rank_endpoint"]
 
 RANK_PORTS = 4
 """Index of the first port of the ranks."""
+IMAGE = 3
+"""Axes of an image without the batch."""
 FIELDS = ("aggregation", "algorithm", "transport", "overlap", "bucket", "synchrony", "servers", "shard_stage")
 
 FEATURES = {
@@ -75,6 +77,9 @@ class PolicyAdapter:
             return f"{self.name} builds networks of images only, {case.network.name} reads {case.network.input.kind}"
         if case.input == "files" and case.network.input.kind != "image":
             return "only images are read from files"
+        if len(layer_costs(case.network)[-1].shape) == IMAGE:
+            last = case.network.layers[-1].name
+            return f"{case.network.name} ends in an image ({last}), {self.name}'s loss reads no image: flatten it"
         layers = {name: layer for layer, name in reversed(list(_features(case.network))) if name in self.missing}
         reasons = [f"{FEATURES.get(name, f'{name} layers')} ({layers[name]}): {self.missing[name]}" for name in layers]
         return f"{case.network.name} has {'; '.join(reversed(reasons))}" if reasons else None

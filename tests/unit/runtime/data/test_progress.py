@@ -94,3 +94,22 @@ def test_the_part_of_a_rank_without_streams_is_taken_by_the_others(
 )
 def test_a_rank_is_short_until_it_knows_what_comes_next(ready: int, more: bool, wanted: int, short: bool) -> None:
     assert Offer(ready, more=more, wants=0, places=()).short(wanted) is short
+
+
+def test_a_shard_moves_only_to_whoever_could_read_it() -> None:
+    """A rank whose workers are all busy has none left to open another shard."""
+    progress = StreamProgress(3, seed=0)
+    progress.grant(["a", "b"], wanting(3, 0))
+    busy = Offer(0, more=False, wants=0, places=())
+    assert progress.hand_over(["a", "b"], [*wanting(0), busy]) == {}
+    assert len(progress.hand_over(["a", "b"], [*wanting(0), *wanting(1, more=False)])) == 1
+
+
+def test_a_shard_that_is_leased_again_does_not_take_the_place_of_a_new_one() -> None:
+    progress = StreamProgress(3, seed=2)
+    first = progress.grant(["a"], wanting(2))
+    progress.release(["b"])
+    again = progress.grant(["b"], wanting(3))
+    assert set(again) == {0, 1, 2}, "two that the dead held, and the one that nobody had"
+    assert list(again)[:2] == list(first)
+    assert [progress.use([offer((shard, 1, 1))]) for shard in again] == [False, False, True]

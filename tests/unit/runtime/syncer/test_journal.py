@@ -328,3 +328,29 @@ def test_a_record_of_tables_in_tables_is_one_clear_error(tmp_path: Path, monkeyp
     journal.append({}, {})
     with pytest.raises(StoreError, match="cannot be read at byte"):
         Journal(FileDisk(tmp_path / "journal"))
+
+
+def test_only_the_user_of_the_job_reads_its_journal(tmp_path: Path) -> None:
+    """It holds the parameters."""
+    before = os.umask(0)
+    try:
+        disk = FileDisk(tmp_path / "journal")
+        for side in (0, 1):
+            disk.write(side, 0, [b"x"])
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+    (tmp_path / "other").symlink_to(tmp_path / "journal")
+    with pytest.raises(OSError, match="symbolic links"):
+        FileDisk(tmp_path / "other").write(0, 0, [b"x"])
+
+
+def test_files_are_closed_with_their_disk(tmp_path: Path) -> None:
+    disk = FileDisk(tmp_path / "journal")
+    for side in (0, 1):
+        disk.write(side, 0, [b"x"])
+    handles = list(disk._handles.values())
+    del disk
+    for handle in handles:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(handle)

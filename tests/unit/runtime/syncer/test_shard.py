@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline import variables
 from paceline.runtime.protocol import messages
 from paceline.runtime.protocol.codec import ProtocolError
-from paceline.runtime.syncer.journal import FileDisk, Journal
+from paceline.runtime.syncer.journal import DAMAGED, FileDisk, Journal
 from paceline.runtime.syncer.packing import pack_numbers, unpack_numbers
 from paceline.runtime.syncer.rounds import RoundPolicy, ShardState
-from paceline.runtime.syncer.shard import SyncerShard
+from paceline.runtime.syncer.shard import SyncerShard, main
 from tests.unit.runtime.syncer.answers import reply_of
 
 ONES = np.ones(4, dtype=np.float32)
@@ -497,3 +500,49 @@ def test_no_answer_ends_before_what_it_says_is_on_disk_and_a_heartbeat_waits_for
     beating: Any = Caller(disk, messages.GroupHeartbeat("a", True))
     shard._serve_caller(beating)
     assert beating.answers[0] == ("HeartbeatReply", 0, 0)
+
+
+def started(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> SyncerShard:
+    """The shard that the program serves with a file of settings."""
+    served: list[SyncerShard] = []
+
+    def serve(shard: SyncerShard, server: socket.socket, secret: bytes) -> None:
+        server.close()
+        served.append(shard)
+
+    monkeypatch.setattr(SyncerShard, "serve", serve)
+    path = folder / "settings.json"
+    content = {
+        "folder": str(folder),
+        "index": 0,
+        "groups": 1,
+        "quorum": 1,
+        "address": "127.0.0.1",
+        "port": 0,
+        **settings,
+    }
+    path.write_text(json.dumps(content), encoding="utf-8")
+    monkeypatch.setattr("sys.argv", ["shard", str(path)])
+    monkeypatch.setenv(variables.SECRET, "s" * 32)
+    main()
+    return served[0]
+
+
+def test_a_shard_removes_its_folder_only_if_the_settings_say_that_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stays = started(tmp_path, monkeypatch)
+    assert stays._own is None, "the folder of a job has its journals, its plan and its logs"
+    assert stays._heartbeat_timeout == 10.0
+    ends = started(tmp_path, monkeypatch, ends=True, heartbeat_timeout=3.0)
+    assert (ends._own, ends._heartbeat_timeout) == (tmp_path, 3.0)
+
+
+def test_a_journal_that_cannot_be_read_ends_the_shard_with_a_code_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher starts a shard again after any other code."""
+    (tmp_path / "shard-0.journal").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        started(tmp_path, monkeypatch)
+    assert ended.value.code == DAMAGED
