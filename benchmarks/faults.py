@@ -58,7 +58,7 @@ from lib.fault_groups import RoundsJob, SyncerJob
 from lib.fault_jobs import DiskJob, Failed, Job, VirtualJob
 from lib.fault_kinds import KINDS
 from lib.fault_turns import RECENT, STARVED, Cost, lag_of, usual_gap
-from lib.result import Figure, parser_of, publish
+from lib.result import Figure, parser_of, publish, stamp
 
 TOGETHER = 20
 """Faults of one job."""
@@ -96,7 +96,8 @@ def main() -> None:
     named = {"times": "turns", "starved": "turns on a starved machine, not timed", "seconds": "seconds of all jobs"}
     figures = [Figure(name, sum(item[key] for item in found.values())) for key, name in named.items()]
     figures += [figure for kind, item in found.items() for figure in figures_of(kind, item)]
-    sys.exit(publish(args, figures, turns=found, passed=all(item["passed"] for item in found.values())))
+    stamps = [job["stamp"] for job in known(args.results) if job["fault"] in kinds]
+    sys.exit(publish(args, figures, turns=found, passed=all(item["passed"] for item in found.values()), stamps=stamps))
 
 
 class Progress:
@@ -171,7 +172,8 @@ def suffer(kind: str, times: int, progress: Progress, seed: str) -> dict[str, An
             found["failed"] = str(error)
             found["slept"] = max(job.slept(name, since=began - RECENT) for name in job.names)
     tried = len(costs) + (found["failed"] is not None and len(costs) < times)
-    spent = {"times": tried, "seconds": time.monotonic() - started, "costs": [asdict(cost) for cost in costs]}
+    seconds = time.monotonic() - started
+    spent = {"times": tried, "seconds": seconds, "costs": [asdict(cost) for cost in costs], "stamp": stamp(seconds)}
     return {**found, **spent}
 
 

@@ -218,7 +218,8 @@ def section(entry: Entry, result: dict[str, Any]) -> str:
         lines += ["| figure | value | interval |", "|---|---|---|", *map(row, figures), ""]
     if "commit" in result:
         target = "" if result["passed"] else "Misses its target. "
-        lines += [f"{target}Commit {result['commit']}, {result['started_at']}, {result['seconds']:.0f} s on "
+        pieces = f" in {len(result['pieces'])} pieces" if "pieces" in result else ""
+        lines += [f"{target}Commit {result['commit']}, {result['started_at']}, {result['seconds']:.0f} s{pieces} on "
                   f"{result['machine']}.", ""]  # fmt: skip
     return "\n".join(lines)
 

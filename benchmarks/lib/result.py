@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Figure", "median_figure", "parser_of", "publish"]
+__all__ = ["Figure", "median_figure", "parser_of", "publish", "stamp"]
 
 ROOT = Path(__file__).parents[2]
 STARTED = time.time()
@@ -56,14 +56,21 @@ def parser_of(doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def publish(args: argparse.Namespace, figures: Sequence[Figure], *, turns: Any, passed: bool = True) -> int:
-    """Print the figures, write the document if asked; the exit status."""
+def publish(
+    args: argparse.Namespace, figures: Sequence[Figure], *, turns: Any, passed: bool = True,
+    stamps: Sequence[dict[str, Any]] = (),
+) -> int:  # fmt: skip
+    """Print the figures, write the document if asked; the exit status.
+
+    `stamps` are those of the runs that a benchmark in several pieces is put together from.
+    """
     for figure in figures:
         print(figure)
     if args.json:
         settings = {key: value for key, value in vars(args).items() if key not in HIDDEN and value is not None}
         document = {
             **_about_this_run(),
+            **_about_pieces(stamps),
             "passed": passed,
             "figures": [asdict(figure) for figure in figures],
             "settings": settings,
@@ -78,9 +85,27 @@ def _about_this_run() -> dict[str, Any]:
         "command": _command(sys.argv),
         "commit": _commit(),
         "machine": _machine(),
-        "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(STARTED)),
+        "started_at": _text(STARTED),
         "seconds": round(time.time() - STARTED, 1),
     }
+
+
+def stamp(seconds: float) -> dict[str, Any]:
+    """Commit, machine, start and duration of a piece of a benchmark that goes on in a later run; called at its end."""
+    return {"commit": _commit(), "machine": _machine(), "started_at": _text(time.time() - seconds), "seconds": seconds}
+
+
+def _about_pieces(stamps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What replaces the facts of the last run, if there were several."""
+    if not stamps:
+        return {}
+    texts = {key: ", ".join(dict.fromkeys(one[key] for one in stamps)) for key in ("commit", "machine")}
+    started, seconds = min(one["started_at"] for one in stamps), round(sum(one["seconds"] for one in stamps), 1)
+    return {**texts, "started_at": started, "seconds": seconds, "pieces": list(stamps)}
+
+
+def _text(moment: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))
 
 
 def _command(argv: Sequence[str]) -> str:

@@ -6,8 +6,9 @@ the answer to it stands before them; `paceline.cli` takes over once a command ru
 
 from __future__ import annotations
 
+# `signal` itself imports `enum` and seven others, milliseconds in which Ctrl-C is a traceback.
+import _signal as signal  # type: ignore[import-not-found]
 import os
-import signal
 
 __all__ = ["start"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import subprocess
@@ -53,6 +54,16 @@ def test_ctrl_c_while_a_command_starts(words: list[str], after: float) -> None:
     _, said = process.communicate(timeout=60)
     # A command that has ended is killed without a word while the interpreter closes.
     assert (process.returncode, said.strip()) in ((0, ""), (130, "stopped"), (-signal.SIGINT, ""))
+
+
+def test_little_is_read_from_disk_before_ctrl_c_is_answered() -> None:
+    """Each file that is imported before is a moment at which Ctrl-C is a traceback."""
+    source = Path(__file__).parents[2] / "src"
+    code = f"import os, sys; sys.path.insert(0, {str(source)!r}); before = set(sys.modules); import paceline.__main__"
+    code += "; print(sorted(set(sys.modules) - before - set(sys.builtin_module_names)))"
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
+    light = {"__future__", "importlib", "importlib._bootstrap", "importlib._bootstrap_external", "types", "warnings"}
+    assert set(ast.literal_eval(done.stdout)) <= {"paceline", "paceline.__main__", *light}
 
 
 def test_a_command_that_ignores_ctrl_c_ends_when_it_is_told_to(tmp_path: Path) -> None:

@@ -1058,7 +1058,17 @@ def check_what_a_launcher_left_in_the_environment() -> None:
     master = {"MASTER_ADDR": "h", "MASTER_PORT": "7"}
     under = rendezvous.launch_context({**master, "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"})
     assert (under.rank, under.size, under.host, under.port, under.torchrun) == (2, 4, "h", 7, False)
-    assert (under.late, under.session) == (False, "")
+    assert under.late is False
+    # Groups and jobs with one secret do not accept each other: a lost member's port may be theirs by now.
+    sessions = {
+        rendezvous.launch_context({"PACELINE_SECRET": LONG, **env}).session
+        for env in (
+            {"PACELINE_JOIN": "h:9"}, {"PACELINE_JOIN": "h:10"}, {"PACELINE_JOIN": "h:9", "PACELINE_GROUP": "a"},
+            {"PACELINE_JOIN": "h:9", "PACELINE_GROUP": "b"}, {**many, "PACELINE_GROUP": "b"}, many,
+        )
+    }  # fmt: skip
+    assert len(sessions) == 6
+    assert rendezvous.launch_context({**many, "MASTER_ADDR": "localhost"}).session in sessions, "one host, two names"
     elastic = {
         **master,
         "RANK": "1",
@@ -1067,7 +1077,11 @@ def check_what_a_launcher_left_in_the_environment() -> None:
         "PACELINE_SECRET": LONG,
     }
     found = rendezvous.launch_context({**elastic, "TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "3"})
-    assert (found.session, found.torchrun, found.secret) == ("torchrun job 3", True, LONG.encode())
+    assert (found.torchrun, found.secret) == (True, LONG.encode())
+    others = [{"TORCHELASTIC_RUN_ID": "job"}, {"TORCHELASTIC_RUN_ID": "\u0436" * 80}, {"MASTER_PORT": "8"}]
+    sessions = {found.session, *(rendezvous.launch_context({**elastic, **other}).session for other in others)}
+    assert len(sessions) == 4
+    assert all(len(session.encode()) < 100 for session in sessions)
     assert rendezvous.mpi_size({}) == 1
     assert rendezvous.mpi_size({"PMI_SIZE": "3"}) == 3
     for env, only in (({"PMI_SIZE": "3"}, True), ({"PMI_SIZE": "1"}, False), ({"PMI_SIZE": "3", **master}, False),

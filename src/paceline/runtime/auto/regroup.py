@@ -67,6 +67,8 @@ MOVE_TIMEOUT = 20.0
 """Timeout of the rendezvous in seconds. All ranks were connected a moment ago, so a missing rank has failed."""
 GROUP_NAME = "group{}"
 """Name of a group, from its number."""
+OF = " of "
+"""Between the session of a job and the name of one of its groups: a group accepts no member of another one."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +126,9 @@ def split_groups(
         _write_groups(roster, assignments)
     mine = assignments[number]
     moved = _move(
-        member, mine.meet, listener, size=len(group), timeouts=timeouts, roster=_group_roster(roster, mine.group)
-    )
+        member, mine.meet, listener, size=len(group), timeouts=timeouts, roster=_group_roster(roster, mine.group),
+        session=f"{member.session}{OF}{mine.group}",
+    )  # fmt: skip
     return moved, mine.membership(member.secret)
 
 
@@ -137,7 +140,8 @@ def merge_groups(
         path = _groups_file(roster)
         if path is not None:
             path.unlink(missing_ok=True)
-    return _move(member, meet, listener, size=size, timeouts=timeouts, roster=roster)
+    session = member.session.partition(OF)[0]
+    return _move(member, meet, listener, size=size, timeouts=timeouts, roster=roster, session=session)
 
 
 def join_again(context: LaunchContext, assignment: GroupAssignment, timeouts: Timeouts) -> Member:
@@ -146,12 +150,13 @@ def join_again(context: LaunchContext, assignment: GroupAssignment, timeouts: Ti
     assert context.secret is not None, "a job with a roster has a secret"
     secret, roster = context.secret, _group_roster(context.roster, assignment.group)
     own = f"rank{context.rank}-{secrets.token_hex(3)}"
-    login = login_of(secret, Role.MEMBER, own, session=context.session)
+    session = f"{context.session}{OF}{assignment.group}"
+    login = login_of(secret, Role.MEMBER, own, session=session)
     alive = any(answers(endpoint, login) for endpoint in read_roster(roster))
     begins = not alive and context.rank == min(int(rank) for rank in assignment.addresses)
     listener = open_listener(assignment.addresses[str(context.rank)])
     peer = Peer(own, context.rank, *listener.endpoint)
-    member = Member(listener.server, secret, peer=peer, timeouts=timeouts, session=context.session)
+    member = Member(listener.server, secret, peer=peer, timeouts=timeouts, session=session)
     member.start(listener.endpoint if begins else assignment.meet, first=1 if begins else None, roster=roster)
     return member
 
@@ -185,13 +190,14 @@ def _assignments(peers: Sequence[Peer], choice: Choice, ports: Sequence[Sequence
 
 
 def _move(
-    member: Member, meet: Endpoint, listener: Listener | None, *, size: int, timeouts: Timeouts, roster: Path | None
-) -> Member:
+    member: Member, meet: Endpoint, listener: Listener | None, *, size: int, timeouts: Timeouts, roster: Path | None,
+    session: str,
+) -> Member:  # fmt: skip
     """Leave the present group and join the group that meets at this endpoint."""
     own = listener or open_listener(member.peer.address)
     peer = replace(member.peer, port=own.endpoint[1])
     timeouts = replace(timeouts, join=min(timeouts.join, MOVE_TIMEOUT))
-    moved = Member(own.server, member.secret, peer=peer, timeouts=timeouts, session=member.session)
+    moved = Member(own.server, member.secret, peer=peer, timeouts=timeouts, session=session)
     # The old group is left first: otherwise its leader would wait for reports of ranks that have moved.
     member.leave()
     moved.start(meet, first=size if listener is not None else None)

@@ -16,6 +16,7 @@ from paceline.runtime.protocol.messages import Message, Role
 
 __all__ = [
     "GREETING_TIMEOUT",
+    "MAX_TEXT",
     "Channel",
     "Endpoint",
     "Login",
@@ -27,6 +28,8 @@ __all__ = [
 ]
 
 M = TypeVar("M", bound=Message)
+MAX_TEXT = 8 << 20
+"""Bytes of the text of a message: eight views of 10,000 ranks. A process stands still while it parses one."""
 FULL_PACKET = 2048
 """Bytes of a message that fills a packet on an Ethernet link."""
 Endpoint = tuple[str, int]
@@ -58,7 +61,7 @@ class Channel:
     def receive(self, *expected: type[M]) -> M:
         """The next message; raises ConnectionError if the connection is closed or the message is not an expected
         one."""
-        content = self._connection.receive(timeout=self._timeout)
+        content = self._connection.receive(timeout=self._timeout, max_text=MAX_TEXT)
         try:
             message = decode_message(*content)
         except ProtocolError:

@@ -71,7 +71,7 @@ class Leader:
     def admit(self, hello: messages.Hello, channel: Channel) -> None:
         """Accept an authenticated caller as a follower."""
         # Numbers of views continue from the highest one reported; the bound keeps a false report from exhausting them.
-        most = MOST_VIEWS if hello.peer.id == self._own else min(MOST_VIEWS, self._core.number + MOST_AHEAD)
+        most = min(MOST_VIEWS, self._core.number + MOST_AHEAD)
         newest = max(hello.view, *(ballot.number for ballot in hello.ballots), 0)
         if hello.view < 0 or newest > most:
             raise ProtocolError(f"{hello.peer.id} was in view {str(newest)[:40]}, expected 0 to {most}")

@@ -326,11 +326,11 @@ class Member:
         return None
 
     def _lead(self) -> None:
-        first = self._core.first if self._core.view is None else None
+        self._core.memory.formed = max(self._core.memory.formed, self._core.seen)  # numbers of views continue from here
         log.info("%s leads after %s", self.peer.id, f"view {self._core.seen}" if self._core.view else "no view")
         self._leader = Leader(
-            self.peer, self._timeouts, first=first, memory=self._core.memory, is_dead=self._is_dead,
-            formed=lambda view: views.write_roster(self.roster, view),
+            self.peer, self._timeouts, memory=self._core.memory, is_dead=self._is_dead,
+            first=None if self._core.view else self._core.first, formed=lambda it: views.write_roster(self.roster, it),
         )  # fmt: skip
 
     def _answer(self, channel: Channel) -> None:

@@ -8,6 +8,7 @@ mpirun without them                MPI sends the endpoint of rank 0 and the secr
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import os
 import secrets
@@ -77,7 +78,8 @@ def launch_context(env: Mapping[str, str] = os.environ) -> LaunchContext:
         host, _, port = env[variables.JOIN].rpartition(":")
         if not host or not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= MOST_PORT):
             raise InputError(f"{variables.JOIN} is {env[variables.JOIN]!r}, expected host:port")
-        return LaunchContext(rank, size, host, int(port), secret, roster=roster, late=variables.LATE in env)
+        session = _session(env, port)
+        return LaunchContext(rank, size, host, int(port), secret, session, roster=roster, late=variables.LATE in env)
     if size == 1:
         return LaunchContext(0, 1, "127.0.0.1", 0, secret, roster=roster)
     if "MASTER_ADDR" not in env or "MASTER_PORT" not in env:
@@ -87,9 +89,18 @@ def launch_context(env: Mapping[str, str] = os.environ) -> LaunchContext:
         )
     meeting = (env["MASTER_ADDR"], number_of(env, ("MASTER_PORT",), otherwise=0, most=MOST_PORT))
     if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return LaunchContext(rank, size, *meeting, secret, roster=roster)
-    session = f"torchrun {env.get('TORCHELASTIC_RUN_ID', '')[:80]} {env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        return LaunchContext(rank, size, *meeting, secret, _session(env, str(meeting[1])), roster=roster)
+    session = _session(env, str(meeting[1]), "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     return LaunchContext(rank, size, *meeting, secret or local_secret(env), session, torchrun=True, roster=roster)
+
+
+def _session(env: Mapping[str, str], port: str, *more: str) -> str:
+    """Distinguishes this group from other groups and jobs with the same secret.
+
+    The port of the rendezvous is the same on all ranks; the name of its host may be spelled in several ways.
+    """
+    texts = [env.get(name, "") for name in (variables.GROUP, *more)]
+    return f"port {int(port)} {hashlib.sha256(os.fsencode(chr(10).join(texts))).hexdigest()[:16]}"
 
 
 def launched_size(env: Mapping[str, str] = os.environ) -> int:

@@ -108,6 +108,11 @@ class View:
     fresh: bool
     """Whether no member was in a view before."""
 
+    def __post_init__(self) -> None:
+        _check_peers(self.number, self.size, self.peers)
+        if not 0 <= self.source < self.size:
+            raise InputError(f"a view of {self.size} ranks has no rank {self.source}")
+
     def succession(self, own: str, *, absent: bool) -> list[Peer]:
         """The peers that may lead next, in an order on which all members agree; the lost leader comes last.
 
@@ -134,8 +139,7 @@ class Ballot:
     """Whether no member was in a view before, so that there is no common state that could be lost."""
 
     def __post_init__(self) -> None:
-        if not (0 <= self.number <= MOST_VIEWS and 1 <= len(self.peers) <= self.size):
-            raise InputError(f"a view {self.number} of {self.size} ranks cannot have {len(self.peers)} first peers")
+        _check_peers(self.number, self.size, self.peers)
 
     @property
     def name(self) -> tuple[int, str]:
@@ -146,6 +150,12 @@ class Ballot:
     def complete(self) -> bool:
         """Whether all of its peers are known."""
         return len(self.peers) == self.size
+
+
+def _check_peers(number: int, size: int, peers: tuple[Peer, ...]) -> None:
+    """Refuse a number of a view that is out of its bounds, and another number of peers than a view can list."""
+    if not (0 <= number <= MOST_VIEWS and 1 <= len(peers) <= size):
+        raise InputError(f"a view {number} of {size} ranks cannot have {len(peers)} first peers")
 
 
 def read_roster(path: Path | None) -> list[tuple[str, int]]:

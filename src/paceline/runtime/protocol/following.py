@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from paceline.runtime.members.view import HELD, Ballot, Peer, Report, Timeouts, View
 from paceline.runtime.protocol import messages
+from paceline.runtime.protocol.codec import ProtocolError
 from paceline.runtime.protocol.quorum import Memory
 from paceline.runtime.protocol.states import MEMBER_TABLE, Event, MemberState, StateMachine
 
@@ -158,6 +159,8 @@ class Following:
         self.last_heard = now
         if isinstance(message, messages.TrainingDone) and not self._finished_at(message.step):
             return  # it belongs to an earlier training loop
+        if isinstance(message, messages.ViewFormed):
+            self._check_place(message.view, message.rank)
         self.machine.on(type(message))
         if isinstance(message, messages.ViewFormed) and message.view.number > self.seen:
             self._enter(message.view, message.rank, now)
@@ -245,6 +248,12 @@ class Following:
         endpoints = [*([first] if first else []), *(peer.endpoint for peer in order)]
         lost = None if asleep or self.followed is None else self.followed[1:]
         return Search(endpoints, self.peer, lost=lost, may_lead=True, until=(now, patience))
+
+    def _check_place(self, view: View, rank: int) -> None:
+        """Refuse a view in which this member does not have this rank: it would end the training loop."""
+        complete = 0 <= rank < view.size and len(view.peers) == (view.size if rank < HELD else HELD)
+        if not complete or (rank < HELD and view.peers[rank].id != self.peer.id):
+            raise ProtocolError(f"{self.peer.id} cannot be rank {rank} of a view of {view.size} ranks")
 
     def _enter(self, view: View, rank: int, now: float) -> None:
         # A member that was suspended is in the group again, even if no peer detected it and the leader is the same.

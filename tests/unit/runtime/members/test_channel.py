@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -14,11 +15,11 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.channel.frames import PeerClosed
-from paceline.runtime.members.channel import Channel, Refused, login_of, message_listener, open_channel
+from paceline.runtime.members.channel import MAX_TEXT, Channel, Refused, login_of, message_listener, open_channel
 from paceline.runtime.members.link import FILLED, MemberLink, SilentConnection
 from paceline.runtime.members.peers import ask_to_follow
-from paceline.runtime.members.view import Peer
-from paceline.runtime.protocol.codec import ProtocolError, decode_message
+from paceline.runtime.members.view import Ballot, Peer
+from paceline.runtime.protocol.codec import ProtocolError, decode_message, to_plain
 from paceline.runtime.protocol.messages import (
     Halt,
     Heartbeat,
@@ -148,6 +149,18 @@ def test_a_wrong_message_of_an_authenticated_peer_ends_its_connection_only(door:
     assert second.receive(LeadershipQuery) == QUERY
     for channel in (wrong, right):
         channel.close()
+
+
+def test_a_text_that_takes_seconds_to_parse_ends_the_connection_unread(door: Door) -> None:
+    """A process stands still while it parses one: 50 MB of votes were a minute without heartbeats."""
+    mine, theirs = door.call()
+    mine._connection.send(b" " * (MAX_TEXT + 1))
+    with pytest.raises(ConnectionError, match="too much here"):
+        theirs.receive(Hello)
+    peers = tuple(Peer(f"rank{rank}-abcdef", rank, "10.100.100.100", 65535) for rank in range(10_000))
+    ballot = Ballot(1, peers[0].id, len(peers), peers)
+    assert 8 * len(json.dumps(to_plain(ballot))) < MAX_TEXT, "eight views of 10,000 ranks fit"
+    mine.close()
 
 
 def test_an_answer_that_the_protocol_does_not_name_is_not_sent(door: Door) -> None:

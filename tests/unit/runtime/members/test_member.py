@@ -24,7 +24,9 @@ from paceline.runtime.members.channel import login_of
 from paceline.runtime.members.member import Member
 from paceline.runtime.members.peers import ask_leadership
 from paceline.runtime.members.view import Peer, Report, Timeouts, View, is_closed
-from paceline.runtime.protocol.messages import Farewell, Role
+from paceline.runtime.protocol.codec import ProtocolError, decode_message
+from paceline.runtime.protocol.following import Following
+from paceline.runtime.protocol.messages import Farewell, Hello, Role, ViewFormed
 
 SECRET = b"the secret of this job"
 QUICK = Timeouts(heartbeat_interval=0.05, heartbeat_timeout=0.6, join=10.0, settle=0.05, partition=2.5)
@@ -284,6 +286,35 @@ def test_an_endpoint_that_is_none_does_not_end_the_leader_that_is_told_of_it(
     monkeypatch.setattr("paceline.runtime.members.peers.ask_leadership", lambda *_: asked.set())
     assert asked.wait(5), "it looks around still"
     assert member.leads
+
+
+def test_the_numbers_of_views_are_not_used_up_in_the_name_of_the_leader(crew: Crew) -> None:
+    member = crew.add(0, first=1)
+    crew.next_views(0)
+    login = login_of(SECRET, Role.MEMBER, member.peer.id)
+    reply, channel = peers.ask_to_follow(member.peer.endpoint, login, Hello(member.peer, 1 << 48, ()))
+    assert (reply, channel) == (None, None)
+    crew.add(1)
+    assert member.interrupted.wait(10), "it has come"
+    assert [peer.rank for peer in crew.next_views(0, 1)[0].peers] == [0, 1]
+
+
+def test_a_view_that_no_leader_forms_ends_only_its_connection() -> None:
+    own, leader = Peer("rank1-b", 1, "127.0.0.1", 2), Peer("rank0-a", 0, "127.0.0.1", 1)
+    view = View(1, leader, 2, (leader, own), 0, alike=True, fresh=True)
+    plain = {"number": 1, "leader": vars(leader), "size": 2, "peers": [vars(leader), vars(own)], "source": 0,
+             "alike": True, "fresh": True}  # fmt: skip
+    wrong = ({"peers": []}, {"size": 0}, {"size": 1}, {"source": 2}, {"source": -1}, {"number": -1}, {"number": 2**60})
+    for changed in wrong:
+        with pytest.raises(ProtocolError):
+            decode_message(json.dumps({"kind": "view-formed", "rank": 1, "view": {**plain, **changed}}).encode())
+    for rank, formed in ((0, view), (-1, view), (2, view), (1, replace(view, size=3)), (16, replace(view, size=17))):
+        member = Following(own, QUICK, 0.0)
+        member.welcomed((leader.id, *leader.endpoint), 0.0)
+        with pytest.raises(ProtocolError):
+            member.hear(ViewFormed(formed, rank), 0.0)
+    member.hear(ViewFormed(view, 1), 0.0)
+    assert member.view == view
 
 
 def test_one_that_comes_when_training_is_over_ends_without_an_error(crew: Crew) -> None:

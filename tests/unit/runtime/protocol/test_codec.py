@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.runtime.members.view import Ballot, Peer
+from paceline.runtime.members.view import Ballot, Peer, View
 from paceline.runtime.protocol.codec import ProtocolError, decode_message, encode_message, from_plain
 from paceline.runtime.protocol.messages import KINDS, Hello, LeaseReply, Message, Push, Ready, StartGroup
 from paceline.runtime.syncer.rounds import OuterOptimizer, StalenessRule
@@ -60,6 +60,7 @@ BOUNDED[Ballot] = {
     "size": st.integers(3, 9),
     "peers": st.lists(instances(Peer), min_size=1, max_size=3).map(tuple),
 }
+BOUNDED[View] = {**BOUNDED[Ballot], "source": st.integers(0, 2)}
 
 
 def over_the_wire(message: Message) -> Message:

@@ -238,7 +238,7 @@ def view(number: int, size: int, leader: int = 0) -> View:
 def member(rank: int, found: View, now: float = 0.0) -> Following:
     core = Following(found.peers[rank], TIMES, now)
     core.welcomed((found.leader.id, *found.leader.endpoint), now)
-    core.hear(messages.ViewFormed(found, rank), now)
+    core.hear(messages.ViewFormed(found if rank < HELD else replace(found, peers=found.peers[:HELD]), rank), now)
     return core
 
 
