@@ -31,7 +31,6 @@ from paceline.runtime.data.streamfeed import check_streams, feed_of
 from paceline.runtime.emulate import emulate_as_told
 from paceline.runtime.group.batchnorm import WireHolder, prepare_batchnorm
 from paceline.runtime.group.session import RankGroup
-from paceline.runtime.group.trainable import leaves_out
 from paceline.runtime.group.wire import Broken
 from paceline.runtime.groups import GroupContext, GroupMode, Limits, OneGroup, SyncedGroups, start_of
 from paceline.runtime.members.view import View
@@ -228,7 +227,7 @@ class Pace:
         self._training.check_loss(loss)
         attempt.done += 1
         attempt.take_count(count, mean=self.settings.reduction == "mean")
-        attempt.partial |= count is None and leaves_out(loss, attempt.here)
+        attempt.partial |= count is None and self._training.losses.lacks_count(loss, attempt.here)
         try:
             self._backward(loss, attempt)
         except Broken as error:

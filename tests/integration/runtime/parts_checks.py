@@ -9,6 +9,7 @@ import contextlib
 import copy
 import errno
 import json
+import logging
 import os
 import socket
 import socketserver
@@ -27,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 from stream_checks import Rank, Wires, attempt_of, every_sample_counts_once
 from torch import Tensor, nn
 from torch.utils.data import (
@@ -53,10 +55,10 @@ from paceline.runtime.data.feed import Feed, source_of
 from paceline.runtime.emulate import Emulated, emulate, emulate_as_told, emulated_device
 from paceline.runtime.group.batchnorm import SyncedBatchNorm, WireHolder, prepare_batchnorm
 from paceline.runtime.group.columns import ColumnReducer, columns_of, complete_units
+from paceline.runtime.group.loss import LossReduction, leaves_out, parameters_behind, seems_summed
 from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.shards import Unit, rows_of
-from paceline.runtime.group.trainable import check_reduction as reduction_of
-from paceline.runtime.group.trainable import leaves_out, parameters_behind, refuse_apart
+from paceline.runtime.group.trainable import refuse_apart
 from paceline.runtime.group.wire import Broken, Wire
 from paceline.runtime.groups import SyncedGroups, planned
 from paceline.runtime.large.recipe import LargeBatch
@@ -557,6 +559,101 @@ def check_a_cross_entropy_over_a_part_of_its_targets_is_seen() -> None:
     assert leaves_out(0.5 * cross(scores, labels, ignore_index=0, label_smoothing=0.1) + scores.mean(), 4)
     assert leaves_out(cross(scores, labels, weight=torch.tensor([1.0, 5.0, 2.0])), 4)
     assert leaves_out(cross(scores[:3], labels[:3]), 4), "chosen targets"
+    assert leaves_out(cross(scores, labels) + cross(2 * scores, labels, ignore_index=0), 4), "the second of two"
+    several = [cross(k * scores, labels, ignore_index=-100 if k < 20 else 0) for k in range(1, 21)]
+    assert leaves_out(torch.stack(several).sum(), 4), "the last of many"
+    assert leaves_out(sum(several), 4), "the last of many"
+    assert not leaves_out(sum(several[:-1]), 4)
+
+
+def check_a_sum_that_is_told_to_be_a_mean_is_seen() -> None:
+    out, far = torch.zeros(6, 3, requires_grad=True), torch.ones(6, 3)
+    weight, scale = nn.Parameter(torch.ones(2, 3)), torch.tensor(1024.0)
+    summed = nn.functional.mse_loss(out, far, reduction="sum")
+    recon = nn.functional.binary_cross_entropy_with_logits(out, far, reduction="sum")
+    divergence = -0.5 * torch.sum(1 + out - out.pow(2) - out.exp())
+    mask = torch.tensor([1.0, 0.0, 1.0, 1.0, 1.0, 0.0])
+    each = (out - far).square().mean(1)
+    for loss in (0.5 * summed, summed * scale, recon + divergence, summed / 4, summed * (1 / 9)):
+        assert leaves_out(loss, 6)
+        assert not leaves_out(loss, 1), "of one sample, sum and mean are the same"
+        assert not LossReduction("sum").lacks_count(loss, 6)
+    for loss in (summed / 6, summed / torch.tensor(18.0), 5 * summed / 6 * scale, (1 / 6) * summed * 0.3, -summed / 6):
+        assert not leaves_out(loss, 6)
+        assert not seems_summed(loss, 6)
+    old = torch.zeros(2, 3)
+    assert not leaves_out(nn.functional.mse_loss(weight, old, reduction="sum") * 0.1 + summed / 6, 6), "a penalty"
+    for loss in ((out - far).square().sum(), divergence, (each * mask).sum() / mask.sum(), scale * each.sum()):
+        assert seems_summed(loss, 6)
+        assert not leaves_out(loss, 6), "it may be something else"
+    for loss in (
+        each.sum() / 6,
+        each.mean(),
+        torch.stack([each.mean(), out.mean()]).sum(),
+        each.mean() + 1e-4 * weight.square().sum(),
+        1e-4 * (weight - old).abs().sum() + each.mean(),
+    ):
+        assert not seems_summed(loss, 6)
+    assert not seems_summed(divergence, 1)
+    told = LossReduction("mean")
+    with _logged() as lines:
+        assert not told.lacks_count(divergence, 6)
+        assert not told.lacks_count(divergence, 6)
+    assert len(lines) == 1, "it is said once"
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[list[str]]:
+    lines: list[str] = []
+    handler, log = logging.Handler(), logging.getLogger("paceline.runtime")
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        log.removeHandler(handler)
+
+
+def check_a_gradient_that_is_added_to_again_is_sent_whole() -> None:
+    def model() -> tuple[nn.Module, nn.Module]:
+        torch.manual_seed(0)
+        return nn.Linear(3, 3).double(), nn.Linear(3, 1).double()
+
+    def loss(layer: nn.Module, last: nn.Module, rows: Tensor) -> Tensor:
+        hidden = rows.clone().requires_grad_()
+        for _ in range(3):
+            hidden = torch.utils.checkpoint.checkpoint(lambda x: layer(x).tanh(), hidden, use_reentrant=True)
+        return last(hidden).square().mean()
+
+    rows = torch.randn(6, 3, dtype=torch.float64)
+    layer, last = model()
+    loss(layer, last, rows).backward()
+
+    def work(wire: Wire) -> None:
+        mine, end = model()
+        parameters = [*mine.parameters(), *end.parameters()]
+        reducer = Reducer(parameters, wire, limits=(8.0,))
+        for _ in range(3):
+            reducer.begin(4 / 6 if wire.rank == 0 else 2 / 6, step_began=0.0, notes=())
+            loss(mine, end, rows[:4] if wire.rank == 0 else rows[4:]).backward()
+            reducer.flush()
+            reducer.finish()
+            for one, other in zip(parameters, [*layer.parameters(), *last.parameters()], strict=True):
+                assert close(one.grad, other.grad)
+                one.grad = None
+
+    on_ranks(2, work)
+    plain = nn.Linear(1, 1)
+    reducer = Reducer(
+        list(plain.parameters()), SimpleNamespace(size=1, rank=0, all_reduce=lambda _: int), limits=(8.0,)
+    )
+    for passes in (1, 2):
+        reducer.begin(1.0, step_began=0.0, notes=())
+        plain(torch.ones(1)).backward()
+        if passes == 2:
+            assert "added to after it was sent" in refusal(lambda: plain(torch.ones(1)).backward())
+        reducer.flush()
+        reducer.finish()
 
 
 def check_what_cannot_be_trained_is_refused() -> None:
@@ -1192,13 +1289,13 @@ def check_samples_that_are_others_on_another_rank_are_known() -> None:
 def check_a_loss_that_is_plainly_a_sum_is_no_mean() -> None:
     outputs, targets = torch.randn(6, 3, requires_grad=True), torch.arange(6) % 3
     for told, other in (("mean", "sum"), ("sum", "mean")):
-        reduction_of(nn.functional.cross_entropy(outputs, targets, reduction=told), told)
+        LossReduction(told).check(nn.functional.cross_entropy(outputs, targets, reduction=told))
         wrong = nn.functional.cross_entropy(outputs, targets, reduction=other)
         assert f"the loss has reduction='{other}', the settings have" in refusal(
-            lambda wrong=wrong, told=told: reduction_of(wrong, told)
+            lambda wrong=wrong, told=told: LossReduction(told).check(wrong)
         )
-        reduction_of(wrong / 6, told)
-        reduction_of(outputs.square().mean(), told)
+        LossReduction(told).check(wrong / 6)
+        LossReduction(told).check(outputs.square().mean())
 
 
 def check_parameters_beside_the_model_are_found() -> None:
