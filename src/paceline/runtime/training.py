@@ -111,6 +111,7 @@ class Training:
         """Whether this rank contributes to the checkpoint that rank 0 writes."""
         self.norm: float | None = None
         """Norm of the whole gradient of this step, if ranks hold parts of it."""
+        self.discard_gradients()
 
     @property
     def may_be_divided(self) -> bool:
@@ -243,8 +244,11 @@ class Training:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def bring_back(self) -> None:
-        """Restore the gradients of earlier passes."""
+    def bring_back(self, weight: float) -> None:
+        """Restore the gradients of earlier passes; `weight`: that of this pass, also for what the loop has added."""
+        for parameter in self.parameters if weight != 1.0 else ():
+            if parameter.grad is not None:
+                parameter.grad.mul_(weight)
         if self._partial:
             for parameter, kept in zip(self.parameters, self._partial, strict=True):
                 if kept is not None:

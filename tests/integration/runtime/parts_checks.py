@@ -462,20 +462,42 @@ def check_gradients_of_parts_are_kept_and_added() -> None:
     made = _training()
     (weight,) = made.parameters
     for part, expected in (([1.0, 2.0], [1.0, 2.0]), ([10.0, 20.0], [11.0, 22.0])):
-        made.bring_back()
+        made.bring_back(1.0)
         kept = weight.grad
         weight.grad = torch.tensor([part]) if kept is None else kept + torch.tensor([part])
         assert weight.grad.tolist() == [expected]
         made.set_aside()
         assert weight.grad is None
     weight.grad = torch.tensor([[100.0, 200.0]])
-    made.bring_back()
+    made.bring_back(1.0)
     assert weight.grad is not None
     assert weight.grad.tolist() == [[111.0, 222.0]]
     made.set_aside()
     made.discard_gradients()
-    made.bring_back()
+    made.bring_back(1.0)
     assert weight.grad is None
+    weight.grad = torch.tensor([[8.0, 8.0]])
+    made.bring_back(0.25)
+    assert weight.grad.tolist() == [[2.0, 2.0]], "what the loop has added counts as the loss of this pass does"
+    Training(made.model, made.optimizers, Settings(), num_samples=9, global_batch=3)
+    assert weight.grad is None, "gradients from before the loop are no part of its first step"
+
+
+def check_summed_gradients_have_the_strides_of_their_parameters() -> None:
+    def work(wire: Wire) -> None:
+        torch.manual_seed(wire.rank)
+        layer = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        reducer = Reducer(list(layer.parameters()), wire, limits=(1e6,))
+        reducer.begin(1.0, step_began=0.0, notes=())
+        layer(torch.randn(2, 3, 5, 5)).sum().backward()
+        mine = layer.weight.grad.contiguous()
+        wire.all_reduce(mine)()
+        reducer.flush()
+        reducer.finish()
+        assert layer.weight.grad.stride() == layer.weight.stride()
+        assert close(layer.weight.grad, mine, 1e-6)
+
+    on_ranks(2, work)
 
 
 def check_a_rank_becomes_what_another_is() -> None:
@@ -585,7 +607,10 @@ def check_a_sum_that_is_told_to_be_a_mean_is_seen() -> None:
     assert not leaves_out(nn.functional.mse_loss(weight, old, reduction="sum") * 0.1 + summed / 6, 6), "a penalty"
     for loss in ((out - far).square().sum(), divergence, (each * mask).sum() / mask.sum(), scale * each.sum()):
         assert seems_summed(loss, 6)
-        assert not leaves_out(loss, 6), "it may be something else"
+        assert leaves_out(loss + 1e-4 * weight.square().sum(), 6)
+        assert not leaves_out(loss + each.mean(), 6), "it may be a penalty"
+    assert seems_summed(out.view(-1).square().sum(), 6)
+    assert not leaves_out(out.view(-1).square().sum(), 6), "it may be over something else"
     for loss in (
         each.sum() / 6,
         each.mean(),
@@ -597,9 +622,30 @@ def check_a_sum_that_is_told_to_be_a_mean_is_seen() -> None:
     assert not seems_summed(divergence, 1)
     told = LossReduction("mean")
     with _logged() as lines:
-        assert not told.lacks_count(divergence, 6)
-        assert not told.lacks_count(divergence, 6)
+        assert not told.lacks_count(divergence + each.mean(), 6)
+        assert not told.lacks_count(divergence + each.mean(), 6)
     assert len(lines) == 1, "it is said once"
+
+
+def check_a_mean_over_a_number_of_items_that_follows_the_data_is_said() -> None:
+    out = torch.zeros(60, 3, requires_grad=True)
+    cross, square = nn.functional.cross_entropy, nn.functional.mse_loss
+    means: list[Callable[[int], Tensor]] = [
+        lambda n: (out[:n] - 1).abs().mean(),
+        lambda n: square(out[:n], torch.ones(n, 3)) * 2 + out.square().mean(),
+        lambda n: cross(out[:n], torch.zeros(n, dtype=torch.long)),
+    ]
+    for mean in means:
+        for numbers, said in (((12, 16, 20, 24), 1), ((12, 24, 12, 24, 12), 0), ((12,) * 9, 0)):
+            told = LossReduction("mean")
+            with _logged() as lines:
+                for number in numbers:
+                    assert not told.lacks_count(mean(number), 4)
+            assert len(lines) == said, numbers
+    alone = LossReduction("mean")
+    with _logged() as lines:
+        assert not any(alone.lacks_count(means[0](samples), samples) for samples in range(1, 20))
+    assert not lines, "shares differ, and the last batch of an epoch"
 
 
 @contextlib.contextmanager
@@ -977,16 +1023,16 @@ def check_what_streams_do_not_go_with_is_refused() -> None:
 def check_a_loss_is_weighed_by_its_samples() -> None:
     chunks = [np.arange(4), np.arange(2)]
     attempt = Attempt(24, (6, 18, 0), chunks, 0.0, done=1)
-    assert attempt.weighed(1.0, 0, mean=True) == (4 / 6, 0.25)
+    assert attempt.weights(0, mean=True) == (4 / 6, 0.25)
     attempt.done = 2
-    assert attempt.weighed(1.0, 0, mean=True) == (2 / 6, 0.25)
-    assert attempt.weighed(1.0, 0, mean=False) == (1.0, 1.0)
-    assert Attempt(24, (6, 18, 0), chunks[:1], 0.0, done=1).weighed(1.0, 1, mean=True) == (1.0, 0.75)
-    assert Attempt(24, (6, 18, 0), [], 0.0).weighed(1.0, 2, mean=False) == (1.0, 0.0), "no samples, no weight"
+    assert attempt.weights(0, mean=True) == (2 / 6, 0.25)
+    assert attempt.weights(0, mean=False) == (1.0, 1.0)
+    assert Attempt(24, (6, 18, 0), chunks[:1], 0.0, done=1).weights(1, mean=True) == (1.0, 0.75)
+    assert Attempt(24, (6, 18, 0), [], 0.0).weights(2, mean=False) == (1.0, 0.0), "no samples, no weight"
     counted = Attempt(24, (6, 18, 0), chunks, 0.0, done=1)
     counted.take_count(torch.tensor(12), mean=True)
-    assert counted.weighed(1.0, 0, mean=True) == (0.5, 1.0)
-    assert (counted.weighed(1.0, 2, mean=True)[1], counted.empty, counted.count) == (0.0, False, 12.0)
+    assert counted.weights(0, mean=True) == (0.5, 1.0)
+    assert (counted.weights(2, mean=True)[1], counted.empty, counted.count) == (0.0, False, 12.0)
     for given in (None, -1.0, float("nan")):  # the first pass was counted
         counted.done = 2
         assert f"count is {given!r}" in refusal(lambda given=given: counted.take_count(given, mean=True))
@@ -994,7 +1040,7 @@ def check_a_loss_is_weighed_by_its_samples() -> None:
     for shares, parts, count in (((6, 18), 1, -2.0), ((24,), 1, -1.0), ((24,), 2, -2.0)):
         assert Attempt(24, shares, chunks[:parts], 0.0, done=1, partial=True).count == count
     counted.take_count(0, mean=True)
-    assert (counted.weighed(1.0, 0, mean=True), counted.empty, counted.count) == ((0.0, 1.0), True, 12.0)
+    assert (counted.weights(0, mean=True), counted.empty, counted.count) == ((0.0, 1.0), True, 12.0)
 
 
 def check_a_rank_alone_moves_by_the_mean_or_the_sum_of_its_samples_in_any_chunks() -> None:

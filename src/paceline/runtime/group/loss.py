@@ -27,6 +27,8 @@ REDUCTIONS: dict[object, str] = {MEAN: "mean", SUM: "sum"}
 ADDING = {"Add", "Sub", "Rsub", "Neg", "Stack", "Cat"}
 PASSING = {"ToCopy", "Clone", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Expand", "Select"}
 """Nodes that change the type or the shape of a scalar only."""
+LOSSES = 3
+"""Losses that a loop may have in turn; if means are over more different numbers of items, these follow the data."""
 WHOLE = 1e-4
 """Relative distance at which a divisor counts as a multiple of the number of samples."""
 
@@ -58,6 +60,8 @@ class LossReduction:
     def __init__(self, told: str) -> None:
         """`told`: the reduction over samples, mean or sum."""
         self._told, self._warned = told, False
+        self._items: dict[int, set[int]] = {}
+        """Numbers of items that the means of losses were over, by the number of samples."""
 
     def check(self, loss: torch.Tensor) -> None:
         """Refuse a loss that is plainly a sum where the settings say that it is a mean, or the other way round."""
@@ -71,24 +75,36 @@ class LossReduction:
 
     def lacks_count(self, loss: torch.Tensor, samples: int) -> bool:
         """Whether a loss that came without a count is no mean over samples; a warning, once, if it only seems so."""
-        if self._told != "mean":
+        if self._told != "mean" or not samples:
             return False
-        if not self._warned and seems_summed(loss, samples):
+        items = self._items.setdefault(samples, set())
+        items.add(sum(_averaged(term) for term in _terms(loss)))
+        if not self._warned and (len(items) > LOSSES or seems_summed(loss, samples)):
             self._warned = True
             log.warning(
-                "the loss contains a sum that is not divided by the %d samples of the batch: ranks with different "
-                "shares would count their samples differently. If it is a sum over samples, set "
-                "Settings(reduction='sum') or divide it by len(batch.indices); if it is the mean over a part of the "
-                "targets or over weights, pace.step(loss, count=...) says of how many",
+                "the loss does not seem to be the mean over the samples of a batch, here %d: ranks with different "
+                "shares would count their samples differently. If it is the mean over tokens, chosen targets or "
+                "weights, pace.step(loss, count=...) says of how many; if it is a sum over samples, divide it by "
+                "len(batch.indices) or set Settings(reduction='sum'); count=len(batch.indices) takes it as it is",
                 samples,
             )
         return leaves_out(loss, samples)
 
 
 def leaves_out(loss: torch.Tensor, samples: int) -> bool:
-    """Whether a loss has a part that is no mean over samples: of PyTorch's losses, one with reduction='sum' that is not
-    divided by the samples, or a cross entropy whose mean is over a part of the targets, or weighted."""
-    return samples > 0 and any(_is_partial(term, samples) for term in _terms(loss))
+    """Whether a loss is no mean over samples.
+
+    It contains a loss of PyTorch's with reduction='sum' that is not divided by the samples, or a cross entropy whose
+    mean is over a part of the targets, or weighted; or it consists of such sums over the first dimension.
+    """
+    terms = list(_terms(loss)) if samples else []
+    ends = [term for term in terms if not _parts(term) and not _is_penalty(term.node)]
+    return any(_is_partial(term, samples) for term in terms) or (
+        samples > 1
+        and len(ends) > 0
+        and all(term.kind == "Sum" and _shape(term.node)[:1] == (samples,) for term in ends)
+        and not any(term.averages(samples) for term in ends)
+    )
 
 
 def seems_summed(loss: torch.Tensor, samples: int) -> bool:
@@ -145,6 +161,14 @@ def _parts(term: _Term) -> list[_Term]:
     return [replace(term, node=node, factors=(*term.factors, by)) for (node, _), by in nodes if node is not None]
 
 
+def _averaged(term: _Term) -> int:
+    """The number of items that a term is the mean over; 0 if it is none."""
+    if term.kind.startswith("NllLoss"):
+        return int(term.node._saved_target.numel())
+    mean = term.kind == "Mean" or getattr(term.node, "_saved_reduction", None) == MEAN
+    return _shape(term.node).numel() if mean else 0
+
+
 def _is_partial(term: _Term, samples: int) -> bool:
     reduction = getattr(term.node, "_saved_reduction", None)
     if reduction == SUM:
@@ -172,7 +196,9 @@ def _adds_terms(node: Any) -> bool:
 def _shape(node: Any) -> torch.Size:
     """Shape of what a node reduces."""
     sizes = getattr(node, "_saved_self_sym_sizes", None)
-    return torch.Size(sizes) if sizes is not None else node._saved_self.shape
+    if sizes is None:
+        sizes = getattr(getattr(node, "_saved_self", None), "shape", ())
+    return torch.Size(sizes)
 
 
 def _is_penalty(node: Any) -> bool:

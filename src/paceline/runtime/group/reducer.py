@@ -54,6 +54,13 @@ class _Bucket:
                 torch.mul(parameter.grad, weight, out=view)
 
 
+def _laid_out(view: Tensor, parameter: nn.Parameter) -> Tensor:
+    """A summed gradient with the strides of its parameter, which fused optimizers take for granted."""
+    if not isinstance(parameter, Tensor) or view.stride() == parameter.stride():
+        return view
+    return torch.empty_like(parameter).copy_(view)
+
+
 class Reducer:
     """The exchange of the gradients of one model in one view of the group."""
 
@@ -139,7 +146,7 @@ class Reducer:
             assert bucket.wait is not None
             bucket.wait()
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
-                parameter.grad = view
+                parameter.grad = _laid_out(view, parameter)
         if self._apart:
             self._wait_for_notes()
         if float(self._notes[-1]) > 0:
