@@ -714,6 +714,10 @@ def check_what_cannot_be_trained_is_refused() -> None:
     odd = nn.Module()
     odd.table = nn.Parameter(torch.ones(2).to(torch.float8_e5m2))
     assert "table is of type torch.float8_e5m2" in refusal(lambda: made(odd, torch.optim.SGD([odd.table], lr=0.1)))
+    wrapped = nn.Sequential(type("DistributedDataParallel", (nn.Linear,), {})(2, 1))
+    assert "wrapped in DistributedDataParallel" in refusal(
+        lambda: made(wrapped, torch.optim.SGD([*wrapped.parameters()]))
+    )
     given: Any
     for given in ("12", 12.5, 0):
         said = refusal(lambda given=given: join(plain, [], TensorDataset(torch.ones(2)), global_batch=given))

@@ -26,6 +26,7 @@ __all__ = [
 
 SUMMED = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
 """Data types of gradients that ranks can sum."""
+WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine"}
 DEVICE_OPTIONS = ("foreach", "fused", "capturable", "differentiable")
 """Settings of an optimizer that may differ between ranks, because they do not change results."""
 GOLDEN = 0.618
@@ -46,6 +47,7 @@ def check_trainable(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer
     """Refuse models and optimizers that ranks cannot train together."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError("the model has no parameter that is trained")
+    _check_wrapped(model)
     _check_sparse(model)
     _check_types(model)
     for optimizer in optimizers:
@@ -62,6 +64,18 @@ def fitting(source: str) -> Iterator[None]:
         reason = " ".join(str(error).split())[:400]
         hint = "the model, optimizers and further states must be those that made it; a checkpoint can be moved away"
         raise InputError(f"{source} does not fit what is trained here: {reason}", hint=hint) from None
+
+
+def _check_wrapped(model: nn.Module) -> None:
+    """Refuse models whose wrapper exchanges gradients itself, with equal weights."""
+    found = sorted({type(part).__name__ for part in model.modules()} & WRAPPERS)
+    if found:
+        raise InputError(
+            f"the model is wrapped in {', '.join(found)}, which exchanges gradients itself: with unequal shares they "
+            "would be weighted wrongly",
+            hint="join the model without a wrapper, and call it in the loop; fully_shard with paceline.shard_mesh for "
+            "models that are larger than a device",
+        )
 
 
 def _check_sparse(model: nn.Module) -> None:
