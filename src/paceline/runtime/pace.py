@@ -31,7 +31,6 @@ from paceline.runtime.data.streamfeed import check_streams, feed_of
 from paceline.runtime.emulate import emulate_as_told
 from paceline.runtime.group.batchnorm import WireHolder, prepare_batchnorm
 from paceline.runtime.group.session import RankGroup
-from paceline.runtime.group.trainable import leaves_out
 from paceline.runtime.group.wire import Broken
 from paceline.runtime.groups import GroupContext, GroupMode, Limits, OneGroup, SyncedGroups, start_of
 from paceline.runtime.members.view import View
@@ -228,7 +227,7 @@ class Pace:
         self._training.check_loss(loss)
         attempt.done += 1
         attempt.take_count(count, mean=self.settings.reduction == "mean")
-        attempt.partial |= count is None and leaves_out(loss, attempt.here)
+        attempt.partial |= count is None and self._training.losses.lacks_count(loss, attempt.here)
         try:
             self._backward(loss, attempt)
         except Broken as error:
@@ -301,16 +300,17 @@ class Pace:
         if self._holder.broken is not None:
             raise self._holder.broken
         session, unit = self._group.session, self._training.unit
-        loss, weight = attempt.weighed(loss, session.rank, mean=self.settings.reduction == "mean")
+        within, weight = attempt.weights(session.rank, mean=self.settings.reduction == "mean")
         if self._synced or unit.sharded:
             # Gradients that are summed during the backward pass must be weighted before; FSDP2 takes the mean of its
             # unit.
-            loss, weight = loss * (weight * unit.ranks), 1.0
+            within, weight = within * (weight * unit.ranks), 1.0
+        loss = loss if within == 1.0 else loss * within
         last = attempt.done == len(attempt.chunks)
         if last:
             self._training.check_trained()
             session.begin(weight, step_began=attempt.began, count=attempt.count)
-        self._training.bring_back()
+        self._training.bring_back(within)
         if not attempt.empty:
             loss.backward()
         elif self._synced or unit.sharded:  # layers of other ranks wait for this rank

@@ -204,15 +204,13 @@ class Attempt:
             )
         self.counts.append(number)
 
-    def weighed(self, loss: Any, rank: int, *, mean: bool) -> tuple[Any, float]:
-        """The loss of the present chunk, weighted within the rank's share, and the weight of the rank's gradients."""
+    def weights(self, rank: int, *, mean: bool) -> tuple[float, float]:
+        """The weight of the present chunk's loss within the rank's share, and that of the rank's gradients."""
         mine = self.shares[rank]
         if self.counts:  # per sample of the step, because the count of all ranks is known only after the exchange
-            return loss * (self.counts[-1] / self.size), float(mine > 0 and self.count > 0)
-        weight = mine / self.size if mean or not mine else 1.0
-        if mean and len(self.chunks) > 1:
-            loss = loss * (self.here / mine)
-        return loss, weight
+            return self.counts[-1] / self.size, float(mine > 0 and self.count > 0)
+        within = self.here / mine if mean and len(self.chunks) > 1 else 1.0
+        return within, mine / self.size if mean or not mine else 1.0
 
     @property
     def cost(self) -> float:
@@ -229,10 +227,11 @@ def total_count(shares: Sequence[int], counts: Sequence[float]) -> float:
     own = [count for count, samples in zip(counts, shares, strict=True) if samples]
     if PARTIAL in own:
         raise InputError(
-            "a loss is the mean over a part of its targets, or over their weights, and not over samples: ranks with "
-            "different shares of them would count alike",
-            hint="pace.step(loss, count=(targets != ignore_index).sum()), or the sum of the targets' weights; "
-            "count=len(targets) takes the mean of means, as DistributedDataParallel does",
+            "a loss is the mean over a part of its targets, or over their weights, or a sum, and not the mean over "
+            "samples: ranks with different shares of them would be weighted wrongly",
+            hint="pace.step(loss, count=(targets != ignore_index).sum()), or the sum of the targets' weights; a sum is "
+            "divided by len(batch.indices), or has Settings(reduction='sum'); count=len(targets) takes the mean of "
+            "means, as DistributedDataParallel does",
         )
     if max(own) < 0:
         return 0.0

@@ -26,16 +26,15 @@ from paceline.runtime.checkpoint import (
     unpack_state,
 )
 from paceline.runtime.data.alike import same_samples
+from paceline.runtime.group.loss import LossReduction, parameters_behind
 from paceline.runtime.group.shards import gather_whole, keep_own_rows, unit_of
 from paceline.runtime.group.trainable import (
-    check_reduction,
     check_trainable,
     fitting,
     kind_of,
     norm_of,
     num_optimized,
     optimizers_of,
-    parameters_behind,
     rates_of,
 )
 from paceline.runtime.large.noise import NoiseScale
@@ -77,7 +76,7 @@ class Training:
         self.split = split
         """Samples of each rank in the first steps, from a plan; empty for equal shares."""
         self.model, self.settings, self._checkpoint = model, settings, settings.checkpoint
-        self.noise = NoiseScale()
+        self.noise, self.losses = NoiseScale(), LossReduction(settings.reduction)
         self._own = (*settings.also, self.noise) if settings.large is not None else settings.also
         self._also = (*self._own, *also)
         self.optimizers = optimizers_of(optimizer)
@@ -112,6 +111,7 @@ class Training:
         """Whether this rank contributes to the checkpoint that rank 0 writes."""
         self.norm: float | None = None
         """Norm of the whole gradient of this step, if ranks hold parts of it."""
+        self.discard_gradients()
 
     @property
     def may_be_divided(self) -> bool:
@@ -244,8 +244,11 @@ class Training:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def bring_back(self) -> None:
-        """Restore the gradients of earlier passes."""
+    def bring_back(self, weight: float) -> None:
+        """Restore the gradients of earlier passes; `weight`: that of this pass, also for what the loop has added."""
+        for parameter in self.parameters if weight != 1.0 else ():
+            if parameter.grad is not None:
+                parameter.grad.mul_(weight)
         if self._partial:
             for parameter, kept in zip(self.parameters, self._partial, strict=True):
                 if kept is not None:
@@ -287,7 +290,7 @@ class Training:
         if isinstance(loss, Tensor) and loss.numel() == 1:
             if not loss.requires_grad:
                 raise InputError("the loss depends on no trained parameter", hint="compute it outside torch.no_grad()")
-            check_reduction(loss, self.settings.reduction)
+            self.losses.check(loss)
             if self.looks and not self.unit.sharded:
                 self._beside = parameters_behind(loss, but=self._known)
             return

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import errno
 import json
+import logging
 import os
 import socket
 import socketserver
@@ -27,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 from stream_checks import Rank, Wires, attempt_of, every_sample_counts_once
 from torch import Tensor, nn
 from torch.utils.data import (
@@ -53,10 +55,10 @@ from paceline.runtime.data.feed import Feed, source_of
 from paceline.runtime.emulate import Emulated, emulate, emulate_as_told, emulated_device
 from paceline.runtime.group.batchnorm import SyncedBatchNorm, WireHolder, prepare_batchnorm
 from paceline.runtime.group.columns import ColumnReducer, columns_of, complete_units
+from paceline.runtime.group.loss import LossReduction, leaves_out, parameters_behind, seems_summed
 from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.shards import Unit, rows_of
-from paceline.runtime.group.trainable import check_reduction as reduction_of
-from paceline.runtime.group.trainable import leaves_out, parameters_behind, refuse_apart
+from paceline.runtime.group.trainable import refuse_apart
 from paceline.runtime.group.wire import Broken, Wire
 from paceline.runtime.groups import SyncedGroups, planned
 from paceline.runtime.large.recipe import LargeBatch
@@ -460,20 +462,42 @@ def check_gradients_of_parts_are_kept_and_added() -> None:
     made = _training()
     (weight,) = made.parameters
     for part, expected in (([1.0, 2.0], [1.0, 2.0]), ([10.0, 20.0], [11.0, 22.0])):
-        made.bring_back()
+        made.bring_back(1.0)
         kept = weight.grad
         weight.grad = torch.tensor([part]) if kept is None else kept + torch.tensor([part])
         assert weight.grad.tolist() == [expected]
         made.set_aside()
         assert weight.grad is None
     weight.grad = torch.tensor([[100.0, 200.0]])
-    made.bring_back()
+    made.bring_back(1.0)
     assert weight.grad is not None
     assert weight.grad.tolist() == [[111.0, 222.0]]
     made.set_aside()
     made.discard_gradients()
-    made.bring_back()
+    made.bring_back(1.0)
     assert weight.grad is None
+    weight.grad = torch.tensor([[8.0, 8.0]])
+    made.bring_back(0.25)
+    assert weight.grad.tolist() == [[2.0, 2.0]], "what the loop has added counts as the loss of this pass does"
+    Training(made.model, made.optimizers, Settings(), num_samples=9, global_batch=3)
+    assert weight.grad is None, "gradients from before the loop are no part of its first step"
+
+
+def check_summed_gradients_have_the_strides_of_their_parameters() -> None:
+    def work(wire: Wire) -> None:
+        torch.manual_seed(wire.rank)
+        layer = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        reducer = Reducer(list(layer.parameters()), wire, limits=(1e6,))
+        reducer.begin(1.0, step_began=0.0, notes=())
+        layer(torch.randn(2, 3, 5, 5)).sum().backward()
+        mine = layer.weight.grad.contiguous()
+        wire.all_reduce(mine)()
+        reducer.flush()
+        reducer.finish()
+        assert layer.weight.grad.stride() == layer.weight.stride()
+        assert close(layer.weight.grad, mine, 1e-6)
+
+    on_ranks(2, work)
 
 
 def check_a_rank_becomes_what_another_is() -> None:
@@ -557,6 +581,125 @@ def check_a_cross_entropy_over_a_part_of_its_targets_is_seen() -> None:
     assert leaves_out(0.5 * cross(scores, labels, ignore_index=0, label_smoothing=0.1) + scores.mean(), 4)
     assert leaves_out(cross(scores, labels, weight=torch.tensor([1.0, 5.0, 2.0])), 4)
     assert leaves_out(cross(scores[:3], labels[:3]), 4), "chosen targets"
+    assert leaves_out(cross(scores, labels) + cross(2 * scores, labels, ignore_index=0), 4), "the second of two"
+    several = [cross(k * scores, labels, ignore_index=-100 if k < 20 else 0) for k in range(1, 21)]
+    assert leaves_out(torch.stack(several).sum(), 4), "the last of many"
+    assert leaves_out(sum(several), 4), "the last of many"
+    assert not leaves_out(sum(several[:-1]), 4)
+
+
+def check_a_sum_that_is_told_to_be_a_mean_is_seen() -> None:
+    out, far = torch.zeros(6, 3, requires_grad=True), torch.ones(6, 3)
+    weight, scale = nn.Parameter(torch.ones(2, 3)), torch.tensor(1024.0)
+    summed = nn.functional.mse_loss(out, far, reduction="sum")
+    recon = nn.functional.binary_cross_entropy_with_logits(out, far, reduction="sum")
+    divergence = -0.5 * torch.sum(1 + out - out.pow(2) - out.exp())
+    mask = torch.tensor([1.0, 0.0, 1.0, 1.0, 1.0, 0.0])
+    each = (out - far).square().mean(1)
+    for loss in (0.5 * summed, summed * scale, recon + divergence, summed / 4, summed * (1 / 9)):
+        assert leaves_out(loss, 6)
+        assert not leaves_out(loss, 1), "of one sample, sum and mean are the same"
+        assert not LossReduction("sum").lacks_count(loss, 6)
+    for loss in (summed / 6, summed / torch.tensor(18.0), 5 * summed / 6 * scale, (1 / 6) * summed * 0.3, -summed / 6):
+        assert not leaves_out(loss, 6)
+        assert not seems_summed(loss, 6)
+    old = torch.zeros(2, 3)
+    assert not leaves_out(nn.functional.mse_loss(weight, old, reduction="sum") * 0.1 + summed / 6, 6), "a penalty"
+    for loss in ((out - far).square().sum(), divergence, (each * mask).sum() / mask.sum(), scale * each.sum()):
+        assert seems_summed(loss, 6)
+        assert leaves_out(loss + 1e-4 * weight.square().sum(), 6)
+        assert not leaves_out(loss + each.mean(), 6), "it may be a penalty"
+    assert seems_summed(out.view(-1).square().sum(), 6)
+    assert not leaves_out(out.view(-1).square().sum(), 6), "it may be over something else"
+    for loss in (
+        each.sum() / 6,
+        each.mean(),
+        torch.stack([each.mean(), out.mean()]).sum(),
+        each.mean() + 1e-4 * weight.square().sum(),
+        1e-4 * (weight - old).abs().sum() + each.mean(),
+    ):
+        assert not seems_summed(loss, 6)
+    assert not seems_summed(divergence, 1)
+    told = LossReduction("mean")
+    with _logged() as lines:
+        assert not told.lacks_count(divergence + each.mean(), 6)
+        assert not told.lacks_count(divergence + each.mean(), 6)
+    assert len(lines) == 1, "it is said once"
+
+
+def check_a_mean_over_a_number_of_items_that_follows_the_data_is_said() -> None:
+    out = torch.zeros(60, 3, requires_grad=True)
+    cross, square = nn.functional.cross_entropy, nn.functional.mse_loss
+    means: list[Callable[[int], Tensor]] = [
+        lambda n: (out[:n] - 1).abs().mean(),
+        lambda n: square(out[:n], torch.ones(n, 3)) * 2 + out.square().mean(),
+        lambda n: cross(out[:n], torch.zeros(n, dtype=torch.long)),
+    ]
+    for mean in means:
+        for numbers, said in (((12, 16, 20, 24), 1), ((12, 24, 12, 24, 12), 0), ((12,) * 9, 0)):
+            told = LossReduction("mean")
+            with _logged() as lines:
+                for number in numbers:
+                    assert not told.lacks_count(mean(number), 4)
+            assert len(lines) == said, numbers
+    alone = LossReduction("mean")
+    with _logged() as lines:
+        assert not any(alone.lacks_count(means[0](samples), samples) for samples in range(1, 20))
+    assert not lines, "shares differ, and the last batch of an epoch"
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[list[str]]:
+    lines: list[str] = []
+    handler, log = logging.Handler(), logging.getLogger("paceline.runtime")
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        log.removeHandler(handler)
+
+
+def check_a_gradient_that_is_added_to_again_is_sent_whole() -> None:
+    def model() -> tuple[nn.Module, nn.Module]:
+        torch.manual_seed(0)
+        return nn.Linear(3, 3).double(), nn.Linear(3, 1).double()
+
+    def loss(layer: nn.Module, last: nn.Module, rows: Tensor) -> Tensor:
+        hidden = rows.clone().requires_grad_()
+        for _ in range(3):
+            hidden = torch.utils.checkpoint.checkpoint(lambda x: layer(x).tanh(), hidden, use_reentrant=True)
+        return last(hidden).square().mean()
+
+    rows = torch.randn(6, 3, dtype=torch.float64)
+    layer, last = model()
+    loss(layer, last, rows).backward()
+
+    def work(wire: Wire) -> None:
+        mine, end = model()
+        parameters = [*mine.parameters(), *end.parameters()]
+        reducer = Reducer(parameters, wire, limits=(8.0,))
+        for _ in range(3):
+            reducer.begin(4 / 6 if wire.rank == 0 else 2 / 6, step_began=0.0, notes=())
+            loss(mine, end, rows[:4] if wire.rank == 0 else rows[4:]).backward()
+            reducer.flush()
+            reducer.finish()
+            for one, other in zip(parameters, [*layer.parameters(), *last.parameters()], strict=True):
+                assert close(one.grad, other.grad)
+                one.grad = None
+
+    on_ranks(2, work)
+    plain = nn.Linear(1, 1)
+    reducer = Reducer(
+        list(plain.parameters()), SimpleNamespace(size=1, rank=0, all_reduce=lambda _: int), limits=(8.0,)
+    )
+    for passes in (1, 2):
+        reducer.begin(1.0, step_began=0.0, notes=())
+        plain(torch.ones(1)).backward()
+        if passes == 2:
+            assert "added to after it was sent" in refusal(lambda: plain(torch.ones(1)).backward())
+        reducer.flush()
+        reducer.finish()
 
 
 def check_what_cannot_be_trained_is_refused() -> None:
@@ -571,6 +714,10 @@ def check_what_cannot_be_trained_is_refused() -> None:
     odd = nn.Module()
     odd.table = nn.Parameter(torch.ones(2).to(torch.float8_e5m2))
     assert "table is of type torch.float8_e5m2" in refusal(lambda: made(odd, torch.optim.SGD([odd.table], lr=0.1)))
+    wrapped = nn.Sequential(type("DistributedDataParallel", (nn.Linear,), {})(2, 1))
+    assert "wrapped in DistributedDataParallel" in refusal(
+        lambda: made(wrapped, torch.optim.SGD([*wrapped.parameters()]))
+    )
     given: Any
     for given in ("12", 12.5, 0):
         said = refusal(lambda given=given: join(plain, [], TensorDataset(torch.ones(2)), global_batch=given))
@@ -880,16 +1027,16 @@ def check_what_streams_do_not_go_with_is_refused() -> None:
 def check_a_loss_is_weighed_by_its_samples() -> None:
     chunks = [np.arange(4), np.arange(2)]
     attempt = Attempt(24, (6, 18, 0), chunks, 0.0, done=1)
-    assert attempt.weighed(1.0, 0, mean=True) == (4 / 6, 0.25)
+    assert attempt.weights(0, mean=True) == (4 / 6, 0.25)
     attempt.done = 2
-    assert attempt.weighed(1.0, 0, mean=True) == (2 / 6, 0.25)
-    assert attempt.weighed(1.0, 0, mean=False) == (1.0, 1.0)
-    assert Attempt(24, (6, 18, 0), chunks[:1], 0.0, done=1).weighed(1.0, 1, mean=True) == (1.0, 0.75)
-    assert Attempt(24, (6, 18, 0), [], 0.0).weighed(1.0, 2, mean=False) == (1.0, 0.0), "no samples, no weight"
+    assert attempt.weights(0, mean=True) == (2 / 6, 0.25)
+    assert attempt.weights(0, mean=False) == (1.0, 1.0)
+    assert Attempt(24, (6, 18, 0), chunks[:1], 0.0, done=1).weights(1, mean=True) == (1.0, 0.75)
+    assert Attempt(24, (6, 18, 0), [], 0.0).weights(2, mean=False) == (1.0, 0.0), "no samples, no weight"
     counted = Attempt(24, (6, 18, 0), chunks, 0.0, done=1)
     counted.take_count(torch.tensor(12), mean=True)
-    assert counted.weighed(1.0, 0, mean=True) == (0.5, 1.0)
-    assert (counted.weighed(1.0, 2, mean=True)[1], counted.empty, counted.count) == (0.0, False, 12.0)
+    assert counted.weights(0, mean=True) == (0.5, 1.0)
+    assert (counted.weights(2, mean=True)[1], counted.empty, counted.count) == (0.0, False, 12.0)
     for given in (None, -1.0, float("nan")):  # the first pass was counted
         counted.done = 2
         assert f"count is {given!r}" in refusal(lambda given=given: counted.take_count(given, mean=True))
@@ -897,7 +1044,7 @@ def check_a_loss_is_weighed_by_its_samples() -> None:
     for shares, parts, count in (((6, 18), 1, -2.0), ((24,), 1, -1.0), ((24,), 2, -2.0)):
         assert Attempt(24, shares, chunks[:parts], 0.0, done=1, partial=True).count == count
     counted.take_count(0, mean=True)
-    assert (counted.weighed(1.0, 0, mean=True), counted.empty, counted.count) == ((0.0, 1.0), True, 12.0)
+    assert (counted.weights(0, mean=True), counted.empty, counted.count) == ((0.0, 1.0), True, 12.0)
 
 
 def check_a_rank_alone_moves_by_the_mean_or_the_sum_of_its_samples_in_any_chunks() -> None:
@@ -1206,13 +1353,13 @@ def check_samples_that_are_others_on_another_rank_are_known() -> None:
 def check_a_loss_that_is_plainly_a_sum_is_no_mean() -> None:
     outputs, targets = torch.randn(6, 3, requires_grad=True), torch.arange(6) % 3
     for told, other in (("mean", "sum"), ("sum", "mean")):
-        reduction_of(nn.functional.cross_entropy(outputs, targets, reduction=told), told)
+        LossReduction(told).check(nn.functional.cross_entropy(outputs, targets, reduction=told))
         wrong = nn.functional.cross_entropy(outputs, targets, reduction=other)
         assert f"the loss has reduction='{other}', the settings have" in refusal(
-            lambda wrong=wrong, told=told: reduction_of(wrong, told)
+            lambda wrong=wrong, told=told: LossReduction(told).check(wrong)
         )
-        reduction_of(wrong / 6, told)
-        reduction_of(outputs.square().mean(), told)
+        LossReduction(told).check(wrong / 6)
+        LossReduction(told).check(outputs.square().mean())
 
 
 def check_parameters_beside_the_model_are_found() -> None:

@@ -54,6 +54,13 @@ class _Bucket:
                 torch.mul(parameter.grad, weight, out=view)
 
 
+def _laid_out(view: Tensor, parameter: nn.Parameter) -> Tensor:
+    """A summed gradient with the strides of its parameter, which fused optimizers take for granted."""
+    if not isinstance(parameter, Tensor) or view.stride() == parameter.stride():
+        return view
+    return torch.empty_like(parameter).copy_(view)
+
+
 class Reducer:
     """The exchange of the gradients of one model in one view of the group."""
 
@@ -69,6 +76,10 @@ class Reducer:
         self._weight = 0.0
         self._armed = False
         self._unused: list[int] = []
+        self._complete = [False] * len(self._parameters)
+        """Whether the gradient of each parameter has been added to in this step."""
+        self._whole: bool | None = None
+        """Whether each gradient is added to once in a backward pass, and is then complete; None before the first."""
         self._began = 0.0
         self.ready_seconds = [0.0] * len(self._parameters)
         """Seconds from the begin of the step until each gradient was ready, in the newest step."""
@@ -110,6 +121,7 @@ class Reducer:
         The weight of a rank without samples is 0.
         """
         self._weight, self._armed, self._began = weight, True, step_began
+        self._complete = [False] * len(self._parameters)
         self._notes.zero_()
         for number, note in enumerate(notes):
             self._notes[number * self._wire.size + self._wire.rank] = note
@@ -120,6 +132,8 @@ class Reducer:
     def flush(self) -> None:
         """Send the buckets that the backward pass did not complete."""
         self._armed = False
+        if self._whole is None and any(self._complete):
+            self._whole = True
         self._unused = [index for index, parameter in enumerate(self._parameters) if parameter.grad is None]
         if self._unused and self._weight:
             self._notes[-1] = 1.0
@@ -132,7 +146,7 @@ class Reducer:
             assert bucket.wait is not None
             bucket.wait()
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
-                parameter.grad = view
+                parameter.grad = _laid_out(view, parameter)
         if self._apart:
             self._wait_for_notes()
         if float(self._notes[-1]) > 0:
@@ -163,11 +177,25 @@ class Reducer:
             if not self._armed:
                 return
             self.ready_seconds[index] = time.perf_counter() - self._began
+            if self._complete[index]:
+                self._add_again(index)
+                return
+            self._complete[index] = True
             self._bucket_of[index].missing -= 1
-            while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
+            while self._whole and self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
                 self._send()
 
         return ready
+
+    def _add_again(self, index: int) -> None:
+        """A gradient is added to again, as by reentrant checkpoints around the same layer: from now on buckets are sent
+        after the backward pass."""
+        self._whole = False
+        if self._buckets.index(self._bucket_of[index]) < self._next:
+            raise InputError(
+                f"a gradient of shape {tuple(self._parameters[index].shape)} was added to after it was sent",
+                hint="torch.utils.checkpoint with use_reentrant=False, where several checkpoints share a layer",
+            )
 
     def _send(self) -> None:
         """Send the next bucket.

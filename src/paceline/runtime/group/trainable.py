@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -14,26 +14,21 @@ from torch.nn.parameter import UninitializedParameter
 from paceline.errors import InputError
 
 __all__ = [
-    "check_reduction",
     "check_trainable",
     "fitting",
     "kind_of",
-    "leaves_out",
     "norm_of",
     "num_optimized",
     "optimizers_of",
-    "parameters_behind",
     "rates_of",
     "refuse_apart",
 ]
 
 SUMMED = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
 """Data types of gradients that ranks can sum."""
+WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine"}
 DEVICE_OPTIONS = ("foreach", "fused", "capturable", "differentiable")
 """Settings of an optimizer that may differ between ranks, because they do not change results."""
-GRAPH, MEAN = 32, 1
-"""Operators behind a loss that are looked at, and the reduction of which PyTorch says `mean`."""
-REDUCTIONS: dict[object, str] = {MEAN: "mean", 2: "sum"}
 GOLDEN = 0.618
 EQUAL = 1e-6
 """Relative tolerance for equal rates, which are sent as float32."""
@@ -52,6 +47,7 @@ def check_trainable(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer
     """Refuse models and optimizers that ranks cannot train together."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError("the model has no parameter that is trained")
+    _check_wrapped(model)
     _check_sparse(model)
     _check_types(model)
     for optimizer in optimizers:
@@ -68,6 +64,18 @@ def fitting(source: str) -> Iterator[None]:
         reason = " ".join(str(error).split())[:400]
         hint = "the model, optimizers and further states must be those that made it; a checkpoint can be moved away"
         raise InputError(f"{source} does not fit what is trained here: {reason}", hint=hint) from None
+
+
+def _check_wrapped(model: nn.Module) -> None:
+    """Refuse models whose wrapper exchanges gradients itself, with equal weights."""
+    found = sorted({type(part).__name__ for part in model.modules()} & WRAPPERS)
+    if found:
+        raise InputError(
+            f"the model is wrapped in {', '.join(found)}, which exchanges gradients itself: with unequal shares they "
+            "would be weighted wrongly",
+            hint="join the model without a wrapper, and call it in the loop; fully_shard with paceline.shard_mesh for "
+            "models that are larger than a device",
+        )
 
 
 def _check_sparse(model: nn.Module) -> None:
@@ -100,44 +108,6 @@ def kind_of(parameter: nn.Parameter) -> tuple[bool, torch.dtype, torch.device]:
 def num_optimized(optimizers: Sequence[torch.optim.Optimizer]) -> int:
     """Number of parameters in all optimizers."""
     return sum(len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups)
-
-
-def leaves_out(loss: torch.Tensor, samples: int) -> bool:
-    """Whether a loss is a cross entropy whose mean is over a part of the targets, or weighted, not over samples."""
-    nodes = [loss.grad_fn] if samples else []
-    for node in nodes:
-        if node is not None and node.name().startswith("NllLoss"):
-            targets = node._saved_target.numel()
-            partial = targets % samples > 0 or float(node._saved_total_weight) != targets
-            return partial and node._saved_reduction == MEAN
-        if node is not None and len(nodes) < GRAPH:
-            nodes += [more for more, _ in node.next_functions]
-    return False
-
-
-def check_reduction(loss: torch.Tensor, told: str) -> None:
-    """Refuse a loss that is plainly a sum where the settings say that it is a mean, or the other way round."""
-    found = REDUCTIONS.get(getattr(loss.grad_fn, "_saved_reduction", None), told)
-    if found != told:
-        raise InputError(
-            f"the loss has reduction={found!r}, the settings have reduction={told!r}: ranks would be weighted wrongly",
-            hint=f"Settings(reduction={found!r}), which then holds for the whole loss",
-        )
-
-
-def parameters_behind(loss: torch.Tensor, *, but: Set[int]) -> list[nn.Parameter]:
-    """Parameters on which a loss depends, but for those with these identities."""
-    nodes, seen, found = [loss.grad_fn], set(), []
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        nodes += [more for more, _ in node.next_functions]
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, nn.Parameter) and id(leaf) not in but:
-            found.append(leaf)
-    return found
 
 
 def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> float:
