@@ -15,7 +15,7 @@ from paceline import catalog
 from paceline.catalog.clusters import more_hosts
 from paceline.catalog.devices import device_by_alias
 from paceline.cost.collective import fabric_of
-from paceline.cost.host import alone_ratio, fair_threads, shared_words, together, unknown_parallel
+from paceline.cost.host import fair_threads, shared_words
 from paceline.cost.memory import check_fits, check_state_fits, default_batch, largest_batch, memory_limit, memory_of
 from paceline.cost.precision import numerics_on, precision_line
 from paceline.errors import InputError, Unsupported
@@ -36,7 +36,7 @@ from paceline.model.compute import (
     work_of_profile,
 )
 from paceline.model.prediction import doublings
-from paceline.model.step import Ranks
+from paceline.model.step import Ranks, shared_work
 from paceline.spec.cluster import Cluster, Device, Emulation, Placed, place
 from paceline.spec.network import Network
 from paceline.spec.strategy import Strategy
@@ -377,23 +377,8 @@ def shared_works(
         keys.append((id(work), local[rank.host], cores))
         if keys[-1] not in done:
             done[keys[-1]] = (
-                _shared(work, local[rank.host], threads, cores=cores, calibration=calibration) if cores else (work, 0.0)
+                shared_work(work, local[rank.host], threads, cores=cores, probes=calibration.sharing)
+                if cores
+                else (work, 0.0)
             )
     return [done[key][0] for key in keys], max(spread for _, spread in done.values())
-
-
-def _shared(
-    work: StepWork, ranks: int, threads: int, *, cores: int, calibration: Calibration
-) -> tuple[StepWork, float]:
-    """The work with other numbers of threads and of concurrent ranks than measured."""
-    before = work.threads or fair_threads(cores, work.crowd)
-    parallel, unsure = (work.parallel, 0.0) if work.parallel is not None else unknown_parallel(before, threads)
-    probes = calibration.sharing
-    stretch, spread = together(ranks, threads, cores, parallel=parallel, probes=probes)
-    was, _ = together(work.crowd, before, cores, parallel=parallel, probes=probes)
-    factor = alone_ratio(parallel, before, threads) * stretch / was
-    changed = replace(
-        work, forward=work.forward * factor, backward=work.backward * factor, update=work.update * factor,
-        before=work.before * factor,
-    )  # fmt: skip
-    return changed, float(np.hypot(spread if (ranks, threads) != (work.crowd, before) else 0.0, unsure))

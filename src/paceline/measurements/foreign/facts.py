@@ -42,6 +42,7 @@ class _Sharing(_Known):
     threads: Count
     excess: Positive
     spread: Number = 0.0
+    wait: Number | None = None
 
 
 class _Overlap(_Known):
