@@ -50,8 +50,6 @@ MEASURED_REACH: dict[LayerClass, float] = dict.fromkeys(("convolution", "linear"
 """Measured rates are reached already."""
 MOVED_SPREAD = 0.2
 """Relative standard deviation of a profile scaled to another device of its kind."""
-MOVED_FAR_SPREAD = 0.4
-"""Relative standard deviation of a profile scaled from a CPU to a GPU, whose efficiencies are hardly related."""
 
 FILE_BYTES = 110e3
 """Bytes of one stored training image; the mean of ImageNet's JPEG files."""
@@ -305,7 +303,7 @@ def counted_on(profile: Profile, device: Device, *, precision: str) -> DeviceWor
     return counted_work(profile, device, precision=precision)
 
 
-def moved_by_rooflines(work: StepWork, *, measured: StepWork, wanted: StepWork, far: bool = False) -> StepWork:
+def moved_by_rooflines(work: StepWork, *, measured: StepWork, wanted: StepWork) -> StepWork:
     """Measured work moved to another device by the ratio of the two devices' rooflines, gradient by gradient."""
     ratios = []
     for before, after in ((measured.forward, wanted.forward), (measured.backward, wanted.backward)):
@@ -319,8 +317,8 @@ def moved_by_rooflines(work: StepWork, *, measured: StepWork, wanted: StepWork, 
         update=work.update * wanted.update / measured.update,
         jitter=wanted.jitter,
         jitter_spread=wanted.jitter_spread,
-        spread=float(np.hypot(work.spread, MOVED_FAR_SPREAD if far else MOVED_SPREAD)),
-        basis=f"{work.basis}, moved by the ratio of rooflines{' of processor and GPU' if far else ''}",
+        spread=float(np.hypot(work.spread, MOVED_SPREAD)),
+        basis=f"{work.basis}, moved by the ratio of rooflines",
         threads=None,
         parallel=None,
         meetings=wanted.meetings,

@@ -270,6 +270,7 @@ def _moved(work: DeviceWork, profile: Profile, device: Device, question: Questio
         return replace(work, times=work.times.slowed(slow), update=work.update * slow).at
     before = device if same and device.peak else profiled_device(profile)
     wanted = counted_on(profile, device, precision=precision)
+    other = device.kind != ("cpu" if profile.host else device.kind if before is None else before.kind)
     measured = counted_on(profile, before, precision=profiled) if before else None
     if wanted is None:
         raise Unsupported(
@@ -278,13 +279,15 @@ def _moved(work: DeviceWork, profile: Profile, device: Device, question: Questio
             hint="capture it again with this version, or "
             f"profile one step on {device.name!r}" + (f" in {precision}" if same else ""),
         )
+    if other:
+        why = "a processor and a GPU reach unrelated shares of their rates: the profile gives layers, not their times"
+        return replace(wanted, basis=f"{wanted.basis}; {why}").at
     if before is None or measured is None:
         why = f"the figures of {profile.device} are not known, so its profile cannot be moved"
         return replace(wanted, basis=f"{wanted.basis}; {why}").at
-    far = device.kind != before.kind
 
     def moved(batch: int) -> StepWork:
-        return moved_by_rooflines(work.at(batch), measured=measured.at(batch), wanted=wanted.at(batch), far=far)
+        return moved_by_rooflines(work.at(batch), measured=measured.at(batch), wanted=wanted.at(batch))
 
     return moved
 
