@@ -2,6 +2,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3.11
+CORE := $(VENV)/.core
 SETUP := $(VENV)/.ready
 WORKERS ?= 2
 # Of the tests that make test-all adds: most of their time, ranks and hosts wait for each other.
@@ -29,18 +30,23 @@ help:
 
 setup: $(SETUP)
 
-$(SETUP): requirements/core.txt requirements/dev.txt pyproject.toml
+# Paceline and what it needs; setup adds what developing it needs.
+$(CORE): requirements/core.txt requirements/build.txt pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not installed: apt-get install python3.11"; exit 2; }
 	@$(PYTHON) -m venv $(VENV) || { \
 	  echo "this Python cannot make virtual environments: apt-get install python3-venv"; rm -rf $(VENV); exit 2; }
-	$(BIN)/$(PIP) --require-hashes -r requirements/core.txt -r requirements/dev.txt
+	$(BIN)/$(PIP) --require-hashes -r requirements/core.txt -r requirements/build.txt
 	$(BIN)/$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(SETUP): $(CORE) requirements/dev.txt
+	$(BIN)/$(PIP) --require-hashes -r requirements/core.txt -r requirements/dev.txt
 	@touch $@
 
 pytorch: setup
 	@$(BIN)/paceline frameworks install pytorch
 
-demo: setup
+demo: $(CORE)
 	$(BIN)/paceline demo
 
 check: setup
@@ -134,6 +140,7 @@ wheel: setup
 LOCK := $(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-emit-options --generate-hashes --allow-unsafe
 lock: setup
 	$(LOCK) --output-file requirements/core.txt pyproject.toml
+	$(LOCK) --output-file requirements/build.txt requirements/build.in
 	$(LOCK) --output-file requirements/dev.txt requirements/dev.in
 	$(LOCK) --output-file requirements/docs.txt requirements/docs.in
 	$(LOCK:--allow-unsafe=) --unsafe-package torch --output-file requirements/trainers.txt requirements/trainers.in

@@ -12,9 +12,16 @@ What threads lose by waiting for each other on free cores, they do not lose wher
 
     together(R, t) = alone(t) max(min(1, gain), R gain / c)    where R t > c, R > 1
 
+Threads of one rank that meet inside a kernel do not wait passively: they spin until the last of them has come. oneDNN
+does so where threads split the batch of a convolution, and must sum its weight gradients. If one of the threads has no
+core at that moment, the others burn their turn, so each such meeting wastes about one turn of one core:
+
+    together(R, t) + meetings wait R / c    where R t > c, t > 1
+
 The calibration's `crowding` models contention for memory and caches between concurrent ranks (`at_once`).
-`SharingProbe` holds the excess that a probe measured over this formula. Its logarithm is shrunk towards zero, weighted
-by the spread of the formula and the standard error of the probe's repetitions.
+`SharingProbe` holds the excess that a probe without meetings measured over this formula, and the wait of a meeting. The
+logarithm of the excess is shrunk towards zero, weighted by the spread of the formula and the standard error of the
+probe's repetitions.
 """
 
 from __future__ import annotations
@@ -27,6 +34,8 @@ __all__ = [
     "alone_ratio",
     "at_once",
     "fair_threads",
+    "meeting_seconds",
+    "meets",
     "parallel_share",
     "shared_words",
     "threads_gain",
@@ -46,6 +55,12 @@ PROBED_SPREAD = 0.04
 several threads."""
 TURNS_SPREAD = 0.08
 THREADS_SPREAD = 0.15
+USUAL_WAIT, USUAL_WAIT_SPREAD, PROBED_WAIT_SPREAD = 3e-3, 0.6, 0.3
+"""Seconds of a core that a meeting of threads wastes where no probe measured them: about a turn of Linux's scheduler;
+standard deviations of the log of these seconds, and of those that a probe measured on another network."""
+SUMMED = 16
+"""Convolutions with so many bytes of input and output for each byte of weights split the batch between threads: in
+oneDNN's estimate of memory traffic a weight counts as much as eight elements of the output."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +74,9 @@ class SharingProbe:
     excess: float
     spread: float = 0.0
     """Standard error of the log of the excess over the turns of the probe; 0 where the turns are not known."""
+    wait: float | None = None
+    """Seconds of a core that a meeting of a rank's threads wasted. None on one thread. A probe of several threads
+    without it is not used: its excess contains meetings."""
 
 
 def fair_threads(cores: int, ranks: int) -> int:
@@ -96,7 +114,7 @@ def together(
         return 1.0, 0.0
     gain, crowded = threads_gain(parallel, threads), ranks * threads > cores
     stretch = max(min(1.0, gain) if ranks > 1 else 1.0, ranks * gain / cores) if crowded else 1.0
-    alike = [one for one in probes if one.cores == cores]
+    alike = [one for one in probes if one.cores == cores and (one.threads == 1 or one.wait is not None)]
     spread = THREADS_SPREAD if threads > 1 and crowded else TURNS_SPREAD
     if alike:
         near = min(alike, key=lambda one: (abs(one.ranks - ranks), abs(one.threads - threads)))
@@ -105,6 +123,24 @@ def together(
         moved = PROBED_SPREAD * (1.5 if far else 1.0)
         return max(min(1.0, stretch), stretch * near.excess**trust), math.hypot(moved, trust**0.5 * near.spread)
     return stretch, spread
+
+
+def meets(moved: float, weights: float) -> bool:
+    """Whether threads meet in the backward pass of a convolution, from its bytes in and out, and of weights."""
+    return weights > 0 and moved > SUMMED * weights
+
+
+def meeting_seconds(
+    ranks: int, threads: int, cores: int, *, probes: tuple[SharingProbe, ...] = ()
+) -> tuple[float, float]:
+    """Seconds that a step takes longer for each meeting of threads, and the standard deviation of their log."""
+    if threads == 1 or ranks * threads <= cores:
+        return 0.0, 0.0
+    alike = [one for one in probes if one.cores == cores and one.wait is not None]
+    if not alike:
+        return USUAL_WAIT * ranks / cores, USUAL_WAIT_SPREAD
+    near = min(alike, key=lambda one: (abs(one.ranks - ranks), abs(one.threads - threads)))
+    return (near.wait or 0.0) * ranks / cores, PROBED_WAIT_SPREAD
 
 
 def turns(ranks: int, cores: int | None) -> float:

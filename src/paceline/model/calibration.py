@@ -142,6 +142,7 @@ class SharingEntry(SpecModel):
     threads: Count
     excess: Positive
     spread: Spread = 0.0
+    wait: Seconds | None = None
 
 
 class CalibrationFile(SpecModel):

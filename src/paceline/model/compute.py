@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from paceline import catalog
 from paceline.catalog.devices import device_by_alias, reach_spread
-from paceline.cost.host import parallel_share
+from paceline.cost.host import meets, parallel_share
 from paceline.cost.precision import numerics_on
 from paceline.cost.roofline import LayerTimes, device_times, measured_times, profiled_times, update_seconds
 from paceline.errors import Unsupported
 from paceline.measurements.profile import Profile
 from paceline.spec.cluster import Cluster, Device, LayerClass, Placed
-from paceline.spec.network import Network
+from paceline.spec.network import Network, layer_costs
 
 __all__ = [
     "DeviceWork",
@@ -50,8 +50,6 @@ MEASURED_REACH: dict[LayerClass, float] = dict.fromkeys(("convolution", "linear"
 """Measured rates are reached already."""
 MOVED_SPREAD = 0.2
 """Relative standard deviation of a profile scaled to another device of its kind."""
-MOVED_FAR_SPREAD = 0.4
-"""Relative standard deviation of a profile scaled from a CPU to a GPU, whose efficiencies are hardly related."""
 
 FILE_BYTES = 110e3
 """Bytes of one stored training image; the mean of ImageNet's JPEG files."""
@@ -87,6 +85,8 @@ class StepWork:
     """Share of the step that runs in parallel on several threads, if it was measured."""
     jitter_spread: float = 0.0
     """Standard deviation of the log of the jitter, if that is only assumed."""
+    meetings: int = 0
+    """Convolutions whose backward pass makes the threads of a processor meet."""
     before: float = 0.0
     """Seconds of earlier chunks of the same step, whose gradients are only summed."""
 
@@ -134,6 +134,8 @@ class DeviceWork:
     threads: int | None = None
     parallel: float | None = None
     jitter_spread: float = 0.0
+    convolutions: tuple[tuple[float, float], ...] = ()
+    """Bytes of input and output of one sample, and of weights, of each convolution on a processor."""
 
     def at(self, batch: int) -> StepWork:
         """The step with this many samples; none take no time."""
@@ -160,6 +162,7 @@ class DeviceWork:
             threads=self.threads,
             parallel=self.parallel,
             jitter_spread=self.jitter_spread,
+            meetings=sum(meets(moved * batch, weights) for moved, weights in self.convolutions),
         )
 
     @cached_property
@@ -188,6 +191,7 @@ def roofline_work(
         jitter_spread=JITTER_SPREAD if emulation is None else 0.0,
         spread=0.0 if emulation is not None else reach_spread(device),
         basis=f"times of {device.name} as its emulation states them" if stated else basis,
+        convolutions=_convolutions(network) if device.kind == "cpu" else (),
     )
 
 
@@ -219,6 +223,27 @@ def work_of_profile(profile: Profile) -> DeviceWork:
         crowd=profile.crowd,
         threads=host.threads if host else None,
         parallel=parallel_share(gain, host.threads) if host and gain and host.threads > 1 else None,
+        convolutions=_profiled_convolutions(profile) if host else (),
+    )
+
+
+def _profiled_convolutions(profile: Profile) -> tuple[tuple[float, float], ...]:
+    """Bytes of the convolutions of a profile: as it counted them, or those of the catalog's network."""
+    counted = tuple(
+        (layer.moved, max(layer.gradients, default=0.0))
+        for layer in profile.layers
+        if layer.kind in ("convolution", "convolution_3x3") and layer.moved is not None
+    )
+    known = profile.network in catalog.network_names()
+    return counted or (_convolutions(catalog.network(profile.network)) if known else ())
+
+
+def _convolutions(network: Network) -> tuple[tuple[float, float], ...]:
+    """Bytes in float32 of input and output of one sample, and of weights, of each convolution."""
+    return tuple(
+        (4.0 * (cost.input_elements + cost.output_elements), 4.0 * max(tensor.elements for tensor in cost.tensors))
+        for layer, cost in zip(network.layers, layer_costs(network), strict=True)
+        if layer.kind == "conv2d"
     )
 
 
@@ -278,7 +303,7 @@ def counted_on(profile: Profile, device: Device, *, precision: str) -> DeviceWor
     return counted_work(profile, device, precision=precision)
 
 
-def moved_by_rooflines(work: StepWork, *, measured: StepWork, wanted: StepWork, far: bool = False) -> StepWork:
+def moved_by_rooflines(work: StepWork, *, measured: StepWork, wanted: StepWork) -> StepWork:
     """Measured work moved to another device by the ratio of the two devices' rooflines, gradient by gradient."""
     ratios = []
     for before, after in ((measured.forward, wanted.forward), (measured.backward, wanted.backward)):
@@ -292,10 +317,11 @@ def moved_by_rooflines(work: StepWork, *, measured: StepWork, wanted: StepWork, 
         update=work.update * wanted.update / measured.update,
         jitter=wanted.jitter,
         jitter_spread=wanted.jitter_spread,
-        spread=float(np.hypot(work.spread, MOVED_FAR_SPREAD if far else MOVED_SPREAD)),
-        basis=f"{work.basis}, moved by the ratio of rooflines{' of processor and GPU' if far else ''}",
+        spread=float(np.hypot(work.spread, MOVED_SPREAD)),
+        basis=f"{work.basis}, moved by the ratio of rooflines",
         threads=None,
         parallel=None,
+        meetings=wanted.meetings,
     )
 
 

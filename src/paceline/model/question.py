@@ -15,7 +15,7 @@ from paceline import catalog
 from paceline.catalog.clusters import more_hosts
 from paceline.catalog.devices import device_by_alias
 from paceline.cost.collective import fabric_of
-from paceline.cost.host import alone_ratio, fair_threads, shared_words, together, unknown_parallel
+from paceline.cost.host import fair_threads, shared_words
 from paceline.cost.memory import check_fits, check_state_fits, default_batch, largest_batch, memory_limit, memory_of
 from paceline.cost.precision import numerics_on, precision_line
 from paceline.errors import InputError, Unsupported
@@ -36,7 +36,7 @@ from paceline.model.compute import (
     work_of_profile,
 )
 from paceline.model.prediction import doublings
-from paceline.model.step import Ranks
+from paceline.model.step import Ranks, shared_work
 from paceline.spec.cluster import Cluster, Device, Emulation, Placed, place
 from paceline.spec.network import Network
 from paceline.spec.strategy import Strategy
@@ -270,6 +270,7 @@ def _moved(work: DeviceWork, profile: Profile, device: Device, question: Questio
         return replace(work, times=work.times.slowed(slow), update=work.update * slow).at
     before = device if same and device.peak else profiled_device(profile)
     wanted = counted_on(profile, device, precision=precision)
+    other = device.kind != ("cpu" if profile.host else device.kind if before is None else before.kind)
     measured = counted_on(profile, before, precision=profiled) if before else None
     if wanted is None:
         raise Unsupported(
@@ -278,13 +279,15 @@ def _moved(work: DeviceWork, profile: Profile, device: Device, question: Questio
             hint="capture it again with this version, or "
             f"profile one step on {device.name!r}" + (f" in {precision}" if same else ""),
         )
+    if other:
+        why = "a processor and a GPU reach unrelated shares of their rates: the profile gives layers, not their times"
+        return replace(wanted, basis=f"{wanted.basis}; {why}").at
     if before is None or measured is None:
         why = f"the figures of {profile.device} are not known, so its profile cannot be moved"
         return replace(wanted, basis=f"{wanted.basis}; {why}").at
-    far = device.kind != before.kind
 
     def moved(batch: int) -> StepWork:
-        return moved_by_rooflines(work.at(batch), measured=measured.at(batch), wanted=wanted.at(batch), far=far)
+        return moved_by_rooflines(work.at(batch), measured=measured.at(batch), wanted=wanted.at(batch))
 
     return moved
 
@@ -377,23 +380,8 @@ def shared_works(
         keys.append((id(work), local[rank.host], cores))
         if keys[-1] not in done:
             done[keys[-1]] = (
-                _shared(work, local[rank.host], threads, cores=cores, calibration=calibration) if cores else (work, 0.0)
+                shared_work(work, local[rank.host], threads, cores=cores, probes=calibration.sharing)
+                if cores
+                else (work, 0.0)
             )
     return [done[key][0] for key in keys], max(spread for _, spread in done.values())
-
-
-def _shared(
-    work: StepWork, ranks: int, threads: int, *, cores: int, calibration: Calibration
-) -> tuple[StepWork, float]:
-    """The work with other numbers of threads and of concurrent ranks than measured."""
-    before = work.threads or fair_threads(cores, work.crowd)
-    parallel, unsure = (work.parallel, 0.0) if work.parallel is not None else unknown_parallel(before, threads)
-    probes = calibration.sharing
-    stretch, spread = together(ranks, threads, cores, parallel=parallel, probes=probes)
-    was, _ = together(work.crowd, before, cores, parallel=parallel, probes=probes)
-    factor = alone_ratio(parallel, before, threads) * stretch / was
-    changed = replace(
-        work, forward=work.forward * factor, backward=work.backward * factor, update=work.update * factor,
-        before=work.before * factor,
-    )  # fmt: skip
-    return changed, float(np.hypot(spread if (ranks, threads) != (work.crowd, before) else 0.0, unsure))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import NormalDist
@@ -13,7 +14,16 @@ from paceline.catalog import Policy
 from paceline.cost import recurrence
 from paceline.cost.buckets import bucket_bytes, mgwfbp_buckets, optimal_buckets, policy_buckets
 from paceline.cost.collective import Fabric, allreduce_parts, chosen_algorithms, gather_parts, parameter_server
-from paceline.cost.host import at_once, turns
+from paceline.cost.host import (
+    SharingProbe,
+    alone_ratio,
+    at_once,
+    fair_threads,
+    meeting_seconds,
+    together,
+    turns,
+    unknown_parallel,
+)
 from paceline.errors import Unsupported
 from paceline.model.calibration import ASSUMED_SLOWDOWN, Calibration
 from paceline.model.compute import StepWork
@@ -28,6 +38,7 @@ __all__ = [
     "exchange_seconds",
     "fusion_choices",
     "jitter_of",
+    "shared_work",
     "step_terms",
 ]
 
@@ -39,6 +50,8 @@ COMPRESSED = {"none": 1.0, "float16": 0.5, "1bit": 1 / 32, "powersgd": 1 / 16}
 
 MOST_LOST = 0.97
 """Largest share of hidden exchange that compute loses; exchange that delays compute fully is not hidden."""
+MOST_RETURNED = 0.5
+"""Least share of a backward pass that is left where threads met while it was measured, and no longer do."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +111,39 @@ class Ranks:
     def lead(self) -> StepWork:
         """The work of the slowest device."""
         return max(self.works, key=lambda work: work.compute)
+
+
+def shared_work(
+    work: StepWork, ranks: int, threads: int, *, cores: int, probes: tuple[SharingProbe, ...]
+) -> tuple[StepWork, float]:
+    """The work with other numbers of threads and of ranks on the host than measured, and the standard deviation of the
+    logarithm of the change."""
+    before = work.threads or fair_threads(cores, work.crowd)
+    parallel, unsure = (work.parallel, 0.0) if work.parallel is not None else unknown_parallel(before, threads)
+    stretch, spread = together(ranks, threads, cores, parallel=parallel, probes=probes)
+    was, _ = together(work.crowd, before, cores, parallel=parallel, probes=probes)
+    factor = alone_ratio(parallel, before, threads) * stretch / was
+    waits, waits_spread = _waits(work, ranks, threads, cores=cores, probes=probes)
+    longer = max(MOST_RETURNED, 1 + waits / (factor * float(work.backward.sum())))
+    changed = replace(
+        work, forward=work.forward * factor, backward=work.backward * factor * longer, update=work.update * factor,
+        before=work.before * factor,
+    )  # fmt: skip
+    if (ranks, threads) == (work.crowd, before):
+        return changed, unsure
+    share = max(0.0, waits) / (changed.compute + changed.update)
+    return changed, math.hypot((1 - share) * math.hypot(spread, unsure), share * waits_spread)
+
+
+def _waits(
+    work: StepWork, ranks: int, threads: int, *, cores: int, probes: tuple[SharingProbe, ...]
+) -> tuple[float, float]:
+    """Seconds of a step in which threads that meet wait for a core, more than while it was measured, and the standard
+    deviation of their log."""
+    before = work.threads or fair_threads(cores, work.crowd)
+    now, spread = meeting_seconds(ranks, threads, cores, probes=probes)
+    was, _ = meeting_seconds(work.crowd, before, cores, probes=probes)
+    return work.meetings * (now - was), spread
 
 
 def _buckets(policy: Policy, work: StepWork, cost: Callable[[ArrayLike], Floats]) -> list[int]:

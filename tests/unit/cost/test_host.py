@@ -9,6 +9,8 @@ from paceline.cost.host import (
     alone_ratio,
     at_once,
     fair_threads,
+    meeting_seconds,
+    meets,
     parallel_share,
     shared_words,
     threads_gain,
@@ -64,7 +66,7 @@ def test_threads_that_take_turns_keep_as_many_cores_busy_as_they_gain() -> None:
 
 
 def test_a_probe_of_the_same_ranks_replaces_the_formula_and_a_like_one_corrects_it() -> None:
-    probes = (SharingProbe(2, 4, 1, 1.1), SharingProbe(2, 2, 2, 1.5))
+    probes = (SharingProbe(2, 4, 1, 1.1), SharingProbe(2, 2, 2, 1.5, wait=0.0))
     assert together(4, 1, 2, probes=probes)[0] == pytest.approx(2.2)
     assert together(8, 1, 2, probes=probes)[0] == pytest.approx(4.4)
     assert together(2, 2, 2, parallel=1.0, probes=probes)[0] == pytest.approx(3.0)
@@ -79,8 +81,29 @@ def test_a_probe_whose_turns_differ_counts_less_than_one_whose_turns_agree() -> 
     # As uncertain as the formula: half of the logarithm, and the formula's spread over the root of two.
     assert unsure[0] == pytest.approx(2 * 1.5**0.5)
     assert unsure[1] == pytest.approx((0.04**2 + 0.08**2 / 2) ** 0.5)
-    wild = together(2, 2, 2, parallel=1.0, probes=(SharingProbe(2, 2, 2, 1.72, 3.0),))
+    wild = together(2, 2, 2, parallel=1.0, probes=(SharingProbe(2, 2, 2, 1.72, 3.0, 0.0),))
     assert wild == (pytest.approx(2.0, rel=0.01), pytest.approx((0.04**2 + 0.15**2) ** 0.5, rel=0.01))
+
+
+def test_a_probe_of_several_threads_that_does_not_know_their_meetings_is_not_used() -> None:
+    assert together(2, 2, 2, parallel=1.0, probes=(SharingProbe(2, 2, 2, 3.2),)) == together(2, 2, 2, parallel=1.0)
+
+
+def test_threads_meet_where_a_convolution_moves_much_more_than_its_weights() -> None:
+    # ResNet-20 at batch 16: the first stage splits the batch between threads, the last its channels.
+    assert meets(4 * 16 * 2 * 16 * 32 * 32, 4 * 16 * 16 * 9)
+    assert not meets(4 * 16 * 2 * 64 * 8 * 8, 4 * 64 * 64 * 9)
+    assert not meets(1.0, 0.0), "nothing is summed"
+
+
+def test_a_meeting_wastes_a_turn_of_one_core_where_threads_outnumber_cores() -> None:
+    assert meeting_seconds(4, 1, 2) == meeting_seconds(1, 2, 2) == meeting_seconds(2, 2, 4) == (0.0, 0.0)
+    assert meeting_seconds(2, 2, 2) == (pytest.approx(3e-3), 0.6)
+    assert meeting_seconds(4, 2, 2)[0] == pytest.approx(6e-3), "every rank waits for the turns of all"
+    probes = (SharingProbe(2, 2, 1, 1.0), SharingProbe(2, 2, 2, 1.0, wait=4e-3), SharingProbe(2, 4, 2, 1.0, wait=5e-3))
+    assert meeting_seconds(2, 2, 2, probes=probes) == (pytest.approx(4e-3), 0.3)
+    assert meeting_seconds(4, 2, 2, probes=probes)[0] == pytest.approx(10e-3)
+    assert meeting_seconds(4, 2, 4, probes=probes) == (pytest.approx(3e-3), 0.6), "a probe of another host"
 
 
 def test_as_many_ranks_compute_at_once_as_there_are_cores_for() -> None:
@@ -121,7 +144,7 @@ def test_the_usual_parallel_share_is_nine_tenths() -> None:
 
 
 def test_the_nearest_probe_counts_by_ranks_before_threads_and_costs_certainty_where_it_is_far() -> None:
-    probes = (SharingProbe(2, 4, 1, 1.1), SharingProbe(2, 4, 3, 1.3), SharingProbe(2, 8, 2, 1.7))
+    probes = (SharingProbe(2, 4, 1, 1.1), SharingProbe(2, 4, 3, 1.3, wait=0.0), SharingProbe(2, 8, 2, 1.7, wait=0.0))
     assert together(4, 1, 2, probes=probes) == (pytest.approx(2.2), pytest.approx(0.04))
     assert together(5, 1, 2, probes=probes) == (pytest.approx(2.5 * 1.1), pytest.approx(0.06))
     assert together(7, 1, 2, probes=probes)[0] == pytest.approx(3.5 * 1.7)

@@ -76,7 +76,6 @@ def test_a_move_takes_the_ratio_of_rooflines_of_each_gradient_and_of_all_where_o
     assert moved.backward == pytest.approx(3 * work.backward)
     assert (moved.update, moved.jitter, moved.threads, moved.parallel) == (1.0, 0.05, None, None)
     assert moved.spread == pytest.approx(np.hypot(0.3, MOVED_SPREAD))
-    assert moved_by_rooflines(work, measured=work, wanted=wanted, far=True).spread == pytest.approx(0.5)
     # Other gradients than the roofline's: all by the ratio of sums, (13 + 1.4 + 5) / 13.5.
     fewer = replace(work, forward=np.array([2.0]), backward=np.array([4.0]), gradients=np.array([60.0]))
     other = moved_by_rooflines(fewer, measured=work, wanted=wanted)

@@ -41,8 +41,11 @@ class EnvironmentBuild:
         return next((self.folder / "lib").glob("python3.*")) / "site-packages"
 
     def pip(self, *args: str) -> None:
-        """Install with the environment's own pip, at the locked versions."""
-        command = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check"]
+        """Install with the environment's own pip, at the locked versions.
+
+        Python compiles a module at its first import; pip would compile all, ten times as many as are imported.
+        """
+        command = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-compile"]
         self.run([*command, *(["-c", str(self.lock)] if self.lock else []), *args])
 
     def run(self, argv: list[str], *, env: dict[str, str] | None = None, cwd: Path | None = None) -> None:

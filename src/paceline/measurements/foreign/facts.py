@@ -43,6 +43,7 @@ class _Sharing(_Known):
     threads: Count
     excess: Positive
     spread: Number = 0.0
+    wait: Number | None = None
 
 
 class _Overlap(_Known):

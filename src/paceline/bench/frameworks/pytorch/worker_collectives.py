@@ -28,7 +28,9 @@ ELEMENT = 4
 EXCHANGED = 4 * 2**20
 """Bytes of the all-reduce that is timed during compute."""
 SHARED_S, SHARED_TURNS = 0.2, 5
-"""Seconds and repetitions of the step that is timed alone and concurrently with the other ranks."""
+"""Seconds and repetitions of the step that is timed alone and in lock step with the other ranks."""
+SUMMED, PRODUCTS = 2, 2
+"""Convolutions of that step whose weight gradients the threads sum, and matrix products after each."""
 COPIED = 32 * 2**20
 """Bytes of the buffer whose copy is timed, larger than the caches."""
 
@@ -92,7 +94,7 @@ def _overlap(seconds: float) -> dict[str, float]:
 
 
 def _sharing(ranks: int, everything: set[int]) -> list[dict[str, float]]:
-    """Ratio of a small training step on all ranks at once to the time that sharing of cores explains.
+    """What ranks cost each other beyond the sharing of cores: a small training step alone, and in lock step on all.
 
     Measured on one pinned thread, and on a thread per core. Turns alone and together alternate, because of drift.
     """
@@ -105,51 +107,76 @@ def _sharing(ranks: int, everything: set[int]) -> list[dict[str, float]]:
             os.sched_setaffinity(0, pinned if threads == 1 else everything)
             torch.set_num_threads(threads)
             dist.barrier()
-            if dist.get_rank() == 0:
-                alone[threads].append(1 / _rate(step, SHARED_S))
-            dist.barrier()
-            rate = torch.tensor(_rate(step, SHARED_S * ranks))
-            dist.all_reduce(rate)
-            both[threads].append(ranks / float(rate))
+            single, together = _alone_and_together(step)
+            alone[threads].append(single)
+            both[threads].append(together)
     os.sched_setaffinity(0, pinned)
     torch.set_num_threads(1)
     dist.barrier()
     if dist.get_rank() != 0:
         return []
-    return [_found(cores, ranks, threads, alone, both) for threads in counts]
+    found = [_excess(cores, ranks, alone[1], both[1])]
+    return found + [_wait(found[0], threads, alone, both) for threads in counts if threads > 1]
 
 
-def _found(
-    cores: int, ranks: int, threads: int, alone: dict[int, list[float]], both: dict[int, list[float]]
-) -> dict[str, float]:
-    """The median excess over repetitions, and the standard error of its logarithm."""
-    excesses = []
-    for one, single, shared in zip(alone[1], alone[threads], both[threads]):
-        gain = one / single
-        turns = max(min(1.0, gain), ranks * gain / cores) if ranks * threads > cores else 1.0
-        excesses.append(shared / single / turns)
+def _alone_and_together(step: Callable[[], object]) -> tuple[float, float]:
+    """Seconds of a step of the first rank alone, and of all ranks that meet after every step, without the meeting."""
+    single = torch.tensor([_seconds(step, SHARED_S) if dist.get_rank() == 0 else 0.0])
+    dist.broadcast(single, 0)
+    one = torch.ones(1)
+    meeting, count = _exchange_for(one, SHARED_S / 4), max(5, int(SHARED_S / float(single)))
+    dist.barrier()
+    begin = time.perf_counter()
+    for _ in range(count):
+        step()
+        dist.all_reduce(one)
+    return float(single), max(float(single) / 2, (time.perf_counter() - begin) / count - meeting)
+
+
+def _excess(cores: int, ranks: int, alone: list[float], both: list[float]) -> dict[str, float]:
+    """The median excess of ranks of one thread over repetitions, and the standard error of its logarithm."""
+    turns = max(1.0, ranks / cores)
+    excesses = [shared / single / turns for single, shared in zip(alone, both)]
     spread = statistics.stdev(map(math.log, excesses)) / len(excesses) ** 0.5
-    return {"cores": cores, "ranks": ranks, "threads": threads, "excess": statistics.median(excesses), "spread": spread}
+    return {"cores": cores, "ranks": ranks, "threads": 1, "excess": statistics.median(excesses), "spread": spread}
 
 
-def _rate(step: Callable[[], object], seconds: float) -> float:
-    """Steps per second over that time: the scheduler serves ranks unevenly, so that none has a typical step."""
+def _wait(
+    one: dict[str, float], threads: int, alone: dict[int, list[float]], both: dict[int, list[float]]
+) -> dict[str, float]:
+    """The excess of one thread, and seconds of a core for each meeting of threads: what it leaves of a step."""
+    cores, ranks, waits = one["cores"], one["ranks"], []
+    for single, several, shared in zip(alone[1], alone[threads], both[threads]):
+        gain = single / several
+        turns = max(min(1.0, gain), ranks * gain / cores) if ranks * threads > cores else 1.0
+        waits.append((shared - several * turns * one["excess"]) * cores / (ranks * SUMMED))
+    return {**one, "threads": threads, "wait": max(0.0, statistics.median(waits))}
+
+
+def _seconds(step: Callable[[], object], seconds: float) -> float:
+    """Seconds of a step, from all steps of this time."""
     step()
     count, begin = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - begin) < seconds:
         step()
         count += 1
-    return count / elapsed
+    return elapsed / count
 
 
 def _small_step() -> Callable[[], object]:
-    """A step with kernels of a tenth of a millisecond to some milliseconds, as convolutional networks have them."""
-    layers = torch.nn.Sequential(
-        torch.nn.Conv2d(16, 32, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(32, 16, 3, padding=1),
-        torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(16 * 24 * 24, 64),
-    )  # fmt: skip
-    batch = torch.randn(16, 16, 24, 24)
-    return lambda: layers(batch).sum().backward()
+    """Convolutions whose weight gradients the threads sum, each followed by matrix products: milliseconds between two
+    meetings of the threads, as in networks."""
+    layers = [torch.nn.Conv2d(16, 32, 3, padding=1), torch.nn.Conv2d(32, 16, 3, padding=1)]
+    batches = [torch.randn(16, 16, 24, 24), torch.randn(16, 32, 24, 24)]
+    left, right = torch.randn(512, 512), torch.randn(512, 512)
+
+    def step() -> None:
+        for layer, batch in zip(layers, batches):
+            layer(batch).sum().backward()
+            for _ in range(PRODUCTS):
+                torch.mm(left, right)
+
+    return step
 
 
 def _exchange_for(whole: torch.Tensor, seconds: float) -> float:
