@@ -38,6 +38,7 @@ HOST_SIZES = {1.0: 0.05, 2.0: 0.05, 4.0: 0.25, 8.0: 0.55, 16.0: 0.1}
 each campaign worth the same."""
 HOST_ASSUMED = "devices_per_host not given: assumed, as the points and published hosts have it"
 FULL_HOST = 8.0
+"""The size that stands in a series until its points are fitted."""
 
 
 @dataclass(frozen=True)
