@@ -217,6 +217,7 @@ _SIZES = {
     "heads": (16, "Attention heads of a layer."),
     "layers": (24, "Transformer layers."),
     "sequence": (1024, "Tokens of a sample."),
+    "vocabulary": (51200, "Different tokens."),
     "tensor": (1, "Devices that share each layer."),
     "pipeline": (1, "Stages of the pipeline."),
     "data": (8, "Replicas of the model."),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
 from paceline.cli.options import json_option, size_options
+from paceline.model.transformer.iterations import predict_from, read_iterations
 from paceline.model.transformer.shape import Parallel, TransformerShape, check_memory
 from paceline.model.validation.gpt import predict_published
 from paceline.report.terminal import emit, say
@@ -26,24 +28,34 @@ __all__ = ["command"]
     show_default=True,
     help="What the backward pass recomputes.",
 )
+@click.option(
+    "--measured", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="CSV file of iterations of your machine: seconds, and each size that differs.",
+)  # fmt: skip
 @click.option("--memory", default="80 GiB", show_default=True, help="Memory of one device.")
 @json_option
-def command(zero: int, recompute: Any, memory: str, as_json: bool, **sizes: int) -> None:
+def command(zero: int, recompute: Any, measured: Path | None, memory: str, as_json: bool, **sizes: int) -> None:
     """Predict an iteration on hosts with eight A100, with intervals, from published iterations.
+
+    With --measured on your own machine, of hosts with eight devices, from three or more iterations measured there.
 
     \b
     Examples:
       paceline transformer --tensor 2 --pipeline 2 --data 2 --global-batch 64
       paceline transformer --hidden 12288 --heads 96 --layers 96 --sequence 2048 \\
         --tensor 8 --pipeline 16 --data 4 --micro-batch 2 --global-batch 1536 --recompute full
+      paceline transformer --tensor 4 --data 2 --memory "180 GiB" --measured iterations.csv
     """
-    shape = TransformerShape(sizes["hidden"], sizes["heads"], sizes["layers"], sizes["sequence"])
+    shape = TransformerShape(*(sizes[name] for name in ("hidden", "heads", "layers", "sequence", "vocabulary")))
     parallel = Parallel(
         sizes["tensor"], sizes["pipeline"], sizes["data"], sizes["micro_batch"], sizes["global_batch"],
         interleave=sizes["interleave"], zero_stage=zero, recompute=recompute,
     )  # fmt: skip
     use = check_memory(shape, parallel, device_bytes=BYTES.parse(memory))
-    step = predict_published(shape, parallel)
+    if measured is None:
+        step = predict_published(shape, parallel)
+    else:
+        step = predict_from(read_iterations(measured, shape, parallel), shape, parallel)
     if as_json:
         emit({"devices": parallel.devices, "parameters": shape.parameters, "step_s": step.value,
               "interval_50": list(step.interval_50), "interval_90": list(step.interval_90),

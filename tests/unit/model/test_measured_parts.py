@@ -14,6 +14,7 @@ from paceline.model.measured.extrapolate import _candidates, _terms, extrapolate
 from paceline.model.measured.fit import NOISE, NOISES, _resampled, draw, log_evidence, maximise, pack
 from paceline.model.measured.forecast import _weights, forecast, posteriors
 from paceline.model.measured.forms import (
+    WEIGHTS,
     amdahl,
     closed_forms,
     least_slope,
@@ -22,7 +23,7 @@ from paceline.model.measured.forms import (
     step_parts,
     straight_line,
 )
-from paceline.model.measured.points import Series, series_of_rows
+from paceline.model.measured.points import Series, read_points, series_of_rows
 from paceline.model.measured.prior import prior_of, shipped_population
 from paceline.model.validation.campaigns import published_series
 
@@ -387,15 +388,29 @@ def test_draws_that_are_impossible_do_not_widen_the_posterior():
 
 def test_weights_of_the_forms():
     none = np.zeros(7)
-    assert _weights(0.25, 0, none) == pytest.approx(np.array([0.375, 0.125, 0.5, 0, 0, 0, 0]))
-    assert _weights(0.25, 3, none)[4] == 0, "saturation needs a hindcast"
+    assert _weights(WEIGHTS[0], 0.25, 0, none) == pytest.approx(np.array([0.375, 0.125, 0.5, 0, 0, 0, 0]))
+    assert _weights(WEIGHTS[3], 0.25, 3, none)[4] == 0, "saturation needs a hindcast"
     missed = np.array([0.3, 0.1, 0.2, 0.1, 0.1, 9.0, 9.0])
     raw = np.array([0.75 * 0.75 * np.exp(-2), 0.75 * 0.25, 0.1 * np.exp(-1), 0.15, 0.1, 0, 0])
-    assert _weights(0.25, 3, missed) == pytest.approx(raw / raw.sum())
-    assert _weights(0.25, 3, -missed) == pytest.approx(raw / raw.sum())
-    assert _weights(0.25, 0, none, between=True) == pytest.approx(np.array([0.75, 0.25, 0, 0, 0, 0, 0]))
-    assert _weights(0.25, 5, none, between=True)[3] > 0, "fewer devices than measured are not between two counts"
-    assert _weights(0.25, 4, none) == pytest.approx(np.array([0, 0, 0, 0.2, 0, 0.5, 0.3]))
+    assert _weights(WEIGHTS[3], 0.25, 3, missed) == pytest.approx(raw / raw.sum())
+    assert _weights(WEIGHTS[3], 0.25, 3, -missed) == pytest.approx(raw / raw.sum())
+    assert _weights(WEIGHTS[0], 0.25, 0, none, between=True) == pytest.approx(np.array([0.75, 0.25, 0, 0, 0, 0, 0]))
+    assert _weights(WEIGHTS[5], 0.25, 5, none, between=True)[3] > 0, (
+        "fewer devices than measured are not between two counts"
+    )
+    assert _weights(WEIGHTS[4], 0.25, 4, none) == pytest.approx(np.array([0, 0, 0, 0.2, 0, 0.5, 0.3]))
+
+
+def test_the_trend_of_the_points_counts_as_much_as_a_curve_that_rests_on_words(tmp_path):
+    head = "devices,samples_per_s,devices_per_host,network,device,link,precision,batch_per_device\n"
+    labels = {"words": "ResNet-50,V100,fast network,fp16,64", "figures": "ResNet-50,V100,10 GbE,fp16,64"}
+    weights = {}
+    for name, text in labels.items():
+        (path := tmp_path / f"{name}.csv").write_text(head + "".join(f"{n},{100 * n},4,{text}\n" for n in (1, 2, 4)))
+        (fit,) = posteriors(read_points(path), shipped_population())
+        weights[name] = forecast(fit, None, 8, 64).weights
+    assert weights["words"][3] == pytest.approx(0.5)
+    assert weights["figures"][3] == pytest.approx(0.3)
 
 
 def test_terms_sum_to_the_step_and_compute_never_exceeds_it():

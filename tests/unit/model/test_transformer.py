@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import InputError, Unsupported
+from paceline.model.transformer.iterations import predict_from, read_iterations
 from paceline.model.transformer.shape import Parallel, TransformerShape, check_memory, transformer_memory
 from paceline.model.transformer.step import (
     PRIOR,
@@ -225,3 +226,52 @@ def test_all_state_is_divided_by_its_stage():
     assert [one.weights for one in parts] == [2910, 2910, 2910, 970]
     assert [one.gradients for one in parts] == [2910, 2910, 970, 970]
     assert [one.optimizer for one in parts] == [17460, 5820, 5820, 5820]
+
+
+def measured_file(tmp_path, machine, counts=(16, 32, 64), head="tensor,data,global-batch,seconds"):
+    """Iterations of GPT on one host that is so many times as fast as the prior's."""
+    ways = [Parallel(1, 1, 8, 1, count) for count in counts] + [Parallel(4, 1, 2, 1, count) for count in counts]
+    rows = [f"{way.tensor},{way.data},{way.global_batch},{seconds(way) / machine:.4f}" for way in ways]
+    (path := tmp_path / "iterations.csv").write_text("\n".join([head, *rows, ""]))
+    return path
+
+
+@pytest.mark.parametrize("machine", [0.5, 6.0])
+def test_iterations_of_another_machine_predict_another_shape(tmp_path, machine):
+    asked = Parallel(2, 1, 4, 1, 32)
+    measured = read_iterations(measured_file(tmp_path, machine), GPT, asked)
+    wide = replace(GPT, hidden=4096, heads=32)
+    made, truth = predict_from(measured, wide, asked), seconds(asked, wide) / machine
+    assert made.value == pytest.approx(truth, rel=0.2)
+    assert made.interval_90[0] < truth < made.interval_90[1]
+
+
+def test_intervals_from_few_iterations_hold_the_measured_ones(tmp_path):
+    measured = read_iterations(measured_file(tmp_path, 5.0), GPT, Parallel(1, 1, 8, 1, 16))
+    for one in measured:
+        made = predict_from(measured, one.shape, one.parallel)
+        assert made.interval_50[0] < one.seconds < made.interval_50[1]
+
+
+def test_one_host_alone_does_not_tell_what_several_cost(tmp_path):
+    measured = read_iterations(measured_file(tmp_path, 1.0), GPT, Parallel(1, 1, 8, 1, 16))
+    with pytest.raises(Unsupported, match="no measured iteration does"):
+        predict_from(measured, GPT, Parallel(1, 1, 16, 1, 16))
+    with pytest.raises(Unsupported, match="2 measured iterations"):
+        predict_from(measured[:2], GPT, Parallel(1, 1, 8, 1, 16))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tensor\n1\n", "column missing: seconds"),
+        ("seconds,gpus\n1,8\n", "'gpus'"),
+        ("seconds,tensor\n1,1.5\n", "a whole number"),
+        ("seconds,tensor\n-1,1\n", "a number above 0"),
+        ("seconds,tensor\n1,3\n", "heads do not split"),
+    ],
+)
+def test_wrong_files_of_iterations_are_refused(tmp_path, text, words):
+    (path := tmp_path / "iterations.csv").write_text(text)
+    with pytest.raises(InputError, match=words):
+        read_iterations(path, GPT, Parallel(1, 1, 8, 1, 16))

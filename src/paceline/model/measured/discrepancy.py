@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -77,6 +77,23 @@ class Doubt:
     """How far below the centre a time is possible: as fast per device as the best point, or as the line rate."""
     slowest: float = np.inf
     """How far above it: fewer devices than measured are no slower each than the measured ones."""
+    among: tuple[tuple[float, Doubt], ...] = ()
+    """The uncertainty under each size of a full host that is possible, with its probability, if none is stated."""
+
+    def about(self, moved: float, away: float) -> Doubt:
+        """The same about an average from which it is moved, and from which others are this far away."""
+        return replace(
+            self, disagreement=math.hypot(self.disagreement, away),
+            fastest=min(self.fastest + moved, 0.0), slowest=max(self.slowest + moved, 0.0),
+        )  # fmt: skip
+
+    def within(self, gap: float) -> Doubt:
+        """The same between two measured counts: the time per device lies between theirs, so does what may be wrong."""
+        half = gap / 2
+        known = min(self.hindcast, half) if math.isfinite(self.hindcast) else self.hindcast
+        return replace(
+            self, hindcast=known, posterior=min(self.posterior, half), disagreement=min(self.disagreement, half)
+        )
 
 
 def _table(doubts: Sequence[Doubt]) -> Floats:
@@ -121,6 +138,9 @@ def _quantile(freedom: float, share: float) -> float:
 
 def interval(coefficients: Floats, doubt: Doubt, share: float) -> tuple[float, float]:
     """How far below and above the centre the logarithm of the time lies in this share of cases."""
+    if doubt.among:
+        each = [(part, interval(coefficients, one, share)) for part, one in doubt.among]
+        return sum(part * low for part, (low, _) in each), sum(part * high for part, (_, high) in each)
     noise, *_, tail, skew = coefficients[doubt.situation, 1:].tolist()
     scale = scale_of(coefficients, doubt)
     fast, slow = (_quantile(free, share) for free in (FAST_TAIL[doubt.situation], 1 + tail))

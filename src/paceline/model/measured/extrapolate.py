@@ -110,7 +110,7 @@ def _curve(
         knee=None,
         knee_gain=knee_gain,
         advice="; ".join(one.text for one in ranked) or _nothing_helps(series, made),
-        basis=_basis(series, kept[-1], [_distance(one, series, population, force=force) for one in far]),
+        basis=_basis(posterior, kept[-1], [_distance(one, series, population, force=force) for one in far]),
         detail={"network": series.network, "strategy": series.how, "device": series.device, "link": series.link,
                 "precision": f"that of the measured points, {series.precision or 'which do not state it'}",
                 "measure_next": [one.as_dict() for one in ranked]},
@@ -200,7 +200,16 @@ def _terms(parts: dict[str, float], step: float, batch: float) -> dict[str, floa
     return named
 
 
-def _basis(series: Series, made: Forecast, notes: Sequence[str]) -> tuple[str, ...]:
+def _hosts(posterior: Posterior) -> str:
+    """The size of a full host; if it is not stated, how probable each is."""
+    if not posterior.among:
+        return f"hosts of {posterior.series.per_host:g}"
+    likely = sorted(posterior.among, key=lambda one: -one[0])
+    return "hosts of " + " or ".join(f"{fit.series.per_host:g} ({part:.0%})" for part, fit in likely)
+
+
+def _basis(posterior: Posterior, made: Forecast, notes: Sequence[str]) -> tuple[str, ...]:
+    series = posterior.series
     counts = ", ".join(f"{count:g}" for count in series.devices)
     parameters = parameters_of(series.network)
     link, kind = link_kind(series.link), strategy_kind(series.how)
@@ -212,7 +221,7 @@ def _basis(series: Series, made: Forecast, notes: Sequence[str]) -> tuple[str, .
     spread = () if series.spread.any() else ("no spread given: add the column `spread`, the interval then rests on it",)
     return (
         *notes,
-        f"measured at {counts} devices, hosts of {series.per_host:g}",
+        f"measured at {counts} devices, {_hosts(posterior)}",
         *(() if series.devices[0] == 1 else (f"efficiency is over that of {series.devices[0]:g} devices, per device",)),
         f"{known}, {rate}",
         f"{where}, {overlap}",
@@ -236,7 +245,7 @@ class NextMeasurement:
     """A measurement that would narrow the interval, and by how much."""
 
     kind: str
-    """`devices`, `batch`, `spread` or `sweep`."""
+    """`devices`, `batch`, `spread`, `sweep`, or `devices_per_host` where the file lacks it."""
     value: float
     what: str
     narrows: float
@@ -257,7 +266,9 @@ def measure_next(posterior: Posterior, made: Forecast, population: Population) -
     series = posterior.series
     if made.count <= series.devices[-1] and made.doubt.situation != BATCH:
         return []
-    ranked = [_count(posterior, made, population, count) for count in _candidates(posterior, made, population)]
+    unknown, made = made, replace(made, doubt=replace(made.doubt, among=()))
+    ranked = [_host_size(unknown, made, population)] if unknown.doubt.among else []
+    ranked += [_count(posterior, made, population, count) for count in _candidates(posterior, made, population)]
     measured = {round(float(batch), 6) for one in (series, *series.siblings) for batch in one.batches}
     if made.doubt.situation == BATCH and series.has_one_batch and round(made.batch, 6) not in measured:
         ranked.append(_batch(posterior, made, population))
@@ -266,6 +277,12 @@ def measure_next(posterior: Posterior, made: Forecast, population: Population) -
     if made.doubt.situation == FIRST_CROSSING:
         ranked.append(_sweep(posterior, made, population))
     return sorted((one for one in ranked if one.narrows > 0.005), key=lambda one: -one.narrows)[:MOST]
+
+
+def _host_size(made: Forecast, likeliest: Forecast, population: Population) -> NextMeasurement:
+    """The size of a full host, if no column states it: nothing needs to be measured for it."""
+    after = _width(population, likeliest) / _width(population, made)
+    return NextMeasurement("devices_per_host", 0.0, "state devices_per_host, the devices of a full host", 1 - after)
 
 
 def _candidates(posterior: Posterior, made: Forecast, population: Population) -> list[float]:

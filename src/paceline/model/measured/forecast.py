@@ -24,16 +24,17 @@ from paceline.model.measured.forms import (
     FIRST_CROSSING,
     ONE_CROSSING,
     SHARPNESS,
+    UNSTATED,
     WEIGHTS,
     closed_forms,
     fluke_of,
     least_slope,
     situation_of,
     slope_of,
-)
+)  # fmt: skip
 from paceline.model.measured.line_rate import least_log_seconds, least_network
 from paceline.model.measured.names import strategy_kind
-from paceline.model.measured.points import Series
+from paceline.model.measured.points import HOST_SIZES, Series
 from paceline.model.measured.prior import Population, bounded, prior_of
 
 __all__ = ["Forecast", "Posterior", "centre_of", "forecast", "posteriors"]
@@ -48,6 +49,8 @@ LEAST_SHARE = 1e-2
 """Smallest posterior share of a noise level that gets draws."""
 HINDCAST_WIDTH = 0.1
 """A form that missed the last point by this much counts 1/e of one that met it."""
+LEAST_SIZE = 0.01
+"""Smallest probability of a size of hosts that is followed up."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,10 @@ class Posterior:
     best: tuple[Floats, Floats]
     overlapped: float
     """Probability of the curve that overlaps."""
+    evidence: float
+    """Logarithm of how probable the points are, up to a constant of the series."""
+    among: tuple[tuple[float, Posterior], ...] = ()
+    """The fit for each possible size of a full host, with its probability, if none is stated; this is the likeliest."""
 
     @cached_property
     def draws(self) -> tuple[Floats, Floats]:
@@ -129,6 +136,24 @@ class Forecast:
 
 
 def posteriors(series: Sequence[Series], population: Population) -> list[Posterior]:
+    """Fits of all series; where the size of a full host is not stated, of each that is possible."""
+    cases = [one.cases for one in series]
+    fits = iter(_fitted([case for some in cases for case in some], population))
+    return [_likeliest([next(fits) for _ in some]) for some in cases]
+
+
+def _likeliest(fits: Sequence[Posterior]) -> Posterior:
+    if len(fits) == 1:
+        return fits[0]
+    logs = np.array([fit.evidence + np.log(HOST_SIZES[fit.series.per_host]) for fit in fits])
+    likely = np.exp(logs - logs.max())
+    likely = np.where(likely > LEAST_SIZE * likely.sum(), likely, 0.0)
+    among = [(float(part), fit) for part, fit in zip(likely / likely.sum(), fits, strict=True) if part > 0]
+    best = max(among, key=lambda one: one[0])[1]
+    return replace(best, among=tuple(among) if len(among) > 1 else ())
+
+
+def _fitted(series: Sequence[Series], population: Population) -> list[Posterior]:
     """Fits of all series at once, each with and without overlap, at the noise levels that its points support."""
     both, flags = [*series, *series], [0.0] * len(series) + [1.0] * len(series)
     times = len(NOISES)
@@ -148,12 +173,40 @@ def posteriors(series: Sequence[Series], population: Population) -> list[Posteri
         shift = np.clip(whole[1, place] - whole[0, place], -MOST_EVIDENCE, MOST_EVIDENCE)
         odds = np.log(share / (1 - share)) + shift
         places, of = rows[:, :, place].tolist(), shares[:, :, place].tolist()
-        fits.append(Posterior(one, packed, places, of, prior, best, float(1 / (1 + np.exp(-odds)))))
+        overlapped = float(1 / (1 + np.exp(-odds)))
+        fits.append(Posterior(one, packed, places, of, prior, best, overlapped, float(np.logaddexp(*whole[:, place]))))
     return fits
 
 
 def forecast(posterior: Posterior, before: Posterior | None, count: float, batch: float) -> Forecast:
-    """The prediction at a count; `before` is the fit without the last point, whose error at that point counts."""
+    """The prediction at a count; `before` is the fit without the last point, whose error at that point counts.
+
+    Averaged over the possible sizes of a full host; what they disagree about is doubt under each of them.
+    """
+    if not posterior.among:
+        return _forecast(posterior, before, count, batch)
+    made = [(part, _forecast(fit, _alike(before, fit), count, batch)) for part, fit in posterior.among]
+    centre = sum(part * one.centre for part, one in made)
+    away = float(np.sqrt(sum(part * (one.centre - centre) ** 2 for part, one in made)))
+    among = tuple((part, one.doubt.about(one.centre - centre, away)) for part, one in made)
+    best = max(made, key=lambda one: one[0])[1]
+    return replace(best, centre=centre, doubt=replace(best.doubt, among=among))
+
+
+def centre_of(posterior: Posterior, before: Posterior | None, count: float, batch: float) -> float:
+    """The same without what makes it doubtful."""
+    among = posterior.among or ((1.0, posterior),)
+    return sum(part * _centre_of(fit, _alike(before, fit), count, batch) for part, fit in among)
+
+
+def _alike(before: Posterior | None, fit: Posterior) -> Posterior | None:
+    """The fit of fewer points on full hosts of the same size."""
+    fits = [] if before is None else [one for _, one in before.among] or [before]
+    return next((one for one in fits if one.series.per_host == fit.series.per_host), None)
+
+
+def _forecast(posterior: Posterior, before: Posterior | None, count: float, batch: float) -> Forecast:
+    """The prediction under one size of a full host."""
     series = posterior.series
     forms, spread, situation = _forms(posterior, count, batch)
     hindcast, weights = _shares(posterior, before, count, situation)
@@ -170,15 +223,14 @@ def forecast(posterior: Posterior, before: Posterior | None, count: float, batch
     )
     between = _enclosing(series, count, situation)
     if between is not None:
-        doubt = _enclosed(doubt, between)
+        doubt = doubt.within(between[1] - between[0])
     if _first_beyond_a_part(series, situation):
-        doubt = replace(doubt, inside=forecast(posterior, before, series.per_host, batch).doubt)
-    centre = centre_of(posterior, before, count, batch)
+        doubt = replace(doubt, inside=_forecast(posterior, before, series.per_host, batch).doubt)
+    centre = _centre_of(posterior, before, count, batch)
     return Forecast(count, batch, centre, _bounded(series, count, centre, doubt, batch), forms, weights)
 
 
-def centre_of(posterior: Posterior, before: Posterior | None, count: float, batch: float) -> float:
-    """The same without what makes it doubtful."""
+def _centre_of(posterior: Posterior, before: Posterior | None, count: float, batch: float) -> float:
     series = posterior.series
     forms, _, situation = _forms(posterior, count, batch)
     average = float(_shares(posterior, before, count, situation)[1] @ forms)
@@ -187,7 +239,7 @@ def centre_of(posterior: Posterior, before: Posterior | None, count: float, batc
     if between is not None:
         centre = float(np.clip(centre, *between))
     if _first_beyond_a_part(series, situation):
-        centre = max(centre, centre_of(posterior, before, series.per_host, batch))
+        centre = max(centre, _centre_of(posterior, before, series.per_host, batch))
     return centre
 
 
@@ -203,8 +255,10 @@ def _shares(posterior: Posterior, before: Posterior | None, count: float, situat
         missed, hindcast = _hindcast(series, before, situation)
         between = key[-1]
         full = 0.0 if between or situation != ONE_CROSSING else _unexplained(series)
+        guessed = situation == FIRST_CROSSING and not np.isfinite(least_network(series))
+        weights = UNSTATED if guessed else WEIGHTS[situation]
         posterior.shares_at[key] = (
-            hindcast, _weights(posterior.overlapped, situation, missed, between=between, full=full)
+            hindcast, _weights(weights, posterior.overlapped, situation, missed, between=between, full=full)
         )  # fmt: skip
     return posterior.shares_at[key]
 
@@ -227,14 +281,6 @@ def _enclosing(series: Series, count: float, situation: int) -> tuple[float, flo
         return None
     low, high = sorted(series.log_seconds[[max(right - (series.devices[right] != count), 0), right]].tolist())
     return low, high
-
-
-def _enclosed(doubt: Doubt, between: tuple[float, float]) -> Doubt:
-    """The same between two measured counts: the time per device lies between theirs, and so does what may be wrong."""
-    half = (between[1] - between[0]) / 2
-    parts = {name: min(getattr(doubt, name), half) for name in ("posterior", "disagreement")}
-    known = min(doubt.hindcast, half) if np.isfinite(doubt.hindcast) else doubt.hindcast
-    return replace(doubt, hindcast=known, **parts)
 
 
 def _unexplained(series: Series) -> float:
@@ -329,19 +375,21 @@ def _hindcast(series: Series, before: Posterior | None, situation: int) -> tuple
         return none, float("nan")
     count, batch, truth = float(series.devices[-1]), float(series.batches[-1]), series.log_seconds[-1]
     forms, spread, then = _forms(before, count, batch)
-    error = abs(float(truth - _weights(before.overlapped, then, none) @ forms))
+    error = abs(float(truth - _weights(WEIGHTS[then], before.overlapped, then, none) @ forms))
     sure = 1.0 if situation == BATCH else 1.0 - fluke_of(series)
     if then == situation or {then, situation} <= {2, 3}:
         return sure * (truth - forms), error
     return none, max(error - 2 * spread, 0.0)
 
 
-def _weights(overlapped: float, situation: int, missed: Floats, *, between: bool = False, full: float = 0.0) -> Floats:
-    """Weights of the forms; between measured counts, forms that fit all points share the whole weight.
+def _weights(
+    weights: Floats, overlapped: float, situation: int, missed: Floats, *, between: bool = False, full: float = 0.0
+) -> Floats:
+    """Weights of the forms, from those before any error; between measured counts, forms that fit all points share all.
 
     `full`: weight of the form of a saturated resource, next to the physical curve.
     """
-    weights = WEIGHTS[situation].copy()
+    weights = weights.copy()
     if between and situation != FEWER:
         weights[2:5] = 0.0
     weights[:2] *= 1 - overlapped, overlapped

@@ -24,8 +24,8 @@ from scipy.optimize import nnls
 from paceline.model.measured.points import Series
 
 __all__ = ["BATCH", "BEYOND_A_HOST", "FEWER", "FIRST_CROSSING", "FORMS", "ONE_CROSSING", "SHARPNESS", "SITUATIONS",
-           "WEIGHTS", "amdahl", "closed_forms", "fluke_of", "least_slope", "power_law", "situation_of", "slope_of",
-           "step_parts", "straight_line"]  # fmt: skip
+           "UNSTATED", "WEIGHTS", "amdahl", "closed_forms", "fluke_of", "least_slope", "power_law", "situation_of",
+           "slope_of", "step_parts", "straight_line"]  # fmt: skip
 
 Floats = NDArray[np.float64]
 
@@ -47,6 +47,8 @@ WEIGHTS = np.array(
     ]
 )
 """Prior weight of each form by situation; the first two share theirs by the evidence of the points for overlap."""
+UNSTATED = np.array([0.5, 0.5, 0.0, 0.5, 0.0, 0.0, 0.0])
+"""The same at the first crossing where labels do not state what the link costs: the curve then rests on words alone."""
 SHARPNESS = 4
 FLUKE = 0.02
 """If the last point is faster per device by this share, it is not used for the slope; by less, in proportion."""

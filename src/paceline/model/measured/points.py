@@ -28,13 +28,17 @@ from paceline.model.measured.columns import (
 from paceline.model.measured.names import link_kind
 from paceline.spec.load import refuse_rows
 
-__all__ = ["Series", "read_points", "series_of_rows"]
+__all__ = ["HOST_SIZES", "Series", "read_points", "series_of_rows"]
 
 Floats = NDArray[np.float64]
 Row = dict[str, str | float | None]
 
+HOST_SIZES = {1.0: 0.05, 2.0: 0.05, 4.0: 0.25, 8.0: 0.55, 16.0: 0.1}
+"""Devices of a full host where none is stated, and how probable each is: about their shares of the published campaigns,
+each campaign worth the same."""
+HOST_ASSUMED = "devices_per_host not given: assumed, as the points and published hosts have it"
 FULL_HOST = 8.0
-"""Assumed number of devices of a full host, if it is not stated."""
+"""The size that stands in a series until its points are fitted."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ class Series:
     """Precision as written; empty if the file does not state it."""
     in_tokens: bool = False
     """Throughputs count tokens, so that batches of sequences do not tell how long a step takes."""
+    held: float = 0.0
+    """The size of a full host is not stated, only that this many devices, 1 or more, fit into one; 0: it is stated."""
 
     @property
     def num_points(self) -> int:
@@ -102,6 +108,15 @@ class Series:
     def hosts_at(self, count: float) -> float:
         """Hosts that this many devices need; a link that never leaves a host needs one."""
         return 1.0 if link_kind(self.link).inside else max(1.0, math.ceil(count / self.per_host - 1e-9))
+
+    @property
+    def cases(self) -> list[Series]:
+        """The points on full hosts of each possible size; as they are if it is stated."""
+        if not self.held:
+            return [self]
+        sizes = [size for size in HOST_SIZES if size >= self.held] or [self.per_host]
+        fewest = [np.maximum(1.0, np.ceil(self.devices / size - 1e-9)) for size in sizes]
+        return [replace(self, per_host=size, hosts=hosts, held=0.0) for size, hosts in zip(sizes, fewest, strict=True)]
 
     def first(self, count: int) -> Series:
         """The series with its smallest counts alone."""
@@ -303,7 +318,7 @@ def _series(rows: list[Row], batches: set[str | float | None]) -> Series:
     parts = [text["series"], text["network"], how, text["device"], text["link"], text["precision"], text["data"]]
     (only,) = batches if len(batches) == 1 else (None,)
     parts.append(f"batch {only:g}" if isinstance(only, float) else "batch varies" if len(batches) > 1 else "")
-    per_host, assumed = _full_host(rows, counts, text["link"])
+    per_host, held, assumed = _full_host(rows, counts, text["link"])
     if not how:
         assumed.append("framework or strategy not given: overlap not known")
     if batches == {None}:
@@ -327,6 +342,7 @@ def _series(rows: list[Row], batches: set[str | float | None]) -> Series:
         assumed=tuple(assumed),
         precision=text["precision"],
         in_tokens=bool(rows[0].get("in_tokens")),
+        held=held,
     )
 
 
@@ -351,15 +367,14 @@ def _hosts(rows: list[Row], per_host: float, label: str) -> float:
     return stated[0] if stated else max(1.0, math.ceil(count / per_host - 1e-9))
 
 
-def _full_host(rows: list[Row], counts: Floats, link: str) -> tuple[float, list[str]]:
-    """Devices of a full host, and what had to be assumed about it."""
+def _full_host(rows: list[Row], counts: Floats, link: str) -> tuple[float, float, list[str]]:
+    """Devices of a full host, how many it holds at least if that is not stated, and what had to be assumed."""
     stated = sorted({float(row.get("devices_per_host") or 0) for row in rows} - {0.0})
     if link_kind(link).inside:
-        return max([*stated, counts[-1]]), []
+        return max([*stated, counts[-1]]), 0.0, []
     if not stated:
         held = max(math.ceil(float(row["devices"] or 0) / float(row.get("hosts") or math.inf)) for row in rows)
-        full = max(FULL_HOST, float(held))
-        return full, [f"devices_per_host not given: hosts of {full:g} assumed"]
+        return max(FULL_HOST, float(held)), float(max(held, 1)), [HOST_ASSUMED]
     if len(stated) > 1:
-        return stated[-1], [f"devices_per_host differs between rows: {stated[-1]:g} taken as the full host"]
-    return stated[0], []
+        return stated[-1], 0.0, [f"devices_per_host differs between rows: {stated[-1]:g} taken as the full host"]
+    return stated[0], 0.0, []

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import Unsupported
-from paceline.model.prediction import Estimate, estimate
+from paceline.model.prediction import Estimate
 from paceline.model.transformer.shape import Parallel, TransformerShape
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "SPREAD",
     "Rates",
     "features",
+    "fit_everywhere",
     "fit_rates",
     "iteration_seconds",
     "predict_iteration",
@@ -131,9 +132,10 @@ NOISE = 0.03
 """Relative error the model itself is expected to make on a point."""
 BEYOND_NOISE = 0.07
 """The noise beyond one host, where placement and other traffic add to it."""
-FIXED = 1e-16
-"""Variance of a rate that was not fitted: none, but factors need more than zero."""
-NUM_DRAWS = 300
+STEP = 1e-4
+"""Change of the logarithm of a rate that tells how much an iteration depends on it."""
+QUARTILES = (0.6744898, 1.6448536)
+"""Standard deviations on either side of 50 and 90 % of a normal distribution."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,11 @@ def fit_rates(case: dict[str, Floats], seconds: Floats) -> Rates:
     if len(seconds) < 3:
         raise Unsupported(f"{len(seconds)} measured iterations cannot fit a transformer", hint="measure at least 3")
     return _solve(case, seconds, mean=PRIOR, free=np.arange(len(RATES)), noise=NOISE)
+
+
+def fit_everywhere(case: dict[str, Floats], seconds: Floats) -> Rates:
+    """All rates at once, of iterations of which some are beyond one host."""
+    return _solve(case, seconds, mean=PRIOR, free=np.arange(len(PRIOR)), noise=BEYOND_NOISE)
 
 
 def refit_beyond(rates: Rates, case: dict[str, Floats], seconds: Floats) -> Rates:
@@ -182,13 +189,17 @@ def _solve(case: dict[str, Floats], seconds: Floats, *, mean: Floats, free: NDAr
     return Rates(full(solution.x), covariance, max(spread, noise), len(seconds))
 
 
-def predict_iteration(rates: Rates, case: dict[str, Floats], *, seed: int = 0) -> list[Estimate]:
-    """Seconds of each case with intervals from the rates' covariance and their residual."""
-    rng = np.random.default_rng(seed)
-    # The Cholesky factor is unique; eigenvectors, and draws from them, depend on the rounding of the processor.
-    factor = np.linalg.cholesky(rates.covariance + FIXED * np.eye(len(rates.log_rates)))
-    draws = rates.log_rates + rng.standard_normal((NUM_DRAWS, len(factor))) @ factor.T
-    seconds = np.stack([iteration_seconds(draw, case) for draw in draws])
-    seconds *= np.exp(rates.residual * rng.standard_normal(seconds.shape))
-    middle = iteration_seconds(rates.log_rates, case)
-    return [estimate(float(value), seconds[:, index]) for index, value in enumerate(middle)]
+def predict_iteration(rates: Rates, case: dict[str, Floats]) -> list[Estimate]:
+    """Seconds of each case with intervals from the rates' covariance and their residual.
+
+    The logarithm of the seconds is taken as linear in those of the rates: where few points leave rates open, draws of
+    them would not keep the sums that the points do tell.
+    """
+    middle = np.log(iteration_seconds(rates.log_rates, case))
+    moved = rates.log_rates + STEP * np.eye(len(rates.log_rates))
+    slope = np.stack([np.log(iteration_seconds(one, case)) - middle for one in moved], axis=1) / STEP
+    away = np.sqrt(np.einsum("ni,ij,nj->n", slope, rates.covariance, slope) + rates.residual**2)
+    return [
+        Estimate(float(np.exp(log)), *((float(np.exp(log - z * sd)), float(np.exp(log + z * sd))) for z in QUARTILES))
+        for log, sd in zip(middle, away, strict=True)
+    ]

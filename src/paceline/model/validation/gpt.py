@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from paceline.catalog.published import published
 from paceline.model.prediction import Estimate
+from paceline.model.transformer.iterations import Iteration, predict_from
 from paceline.model.transformer.shape import Parallel, TransformerShape, check_memory
 from paceline.model.transformer.step import Rates, features, fit_rates, predict_iteration, refit_beyond
 
@@ -22,6 +23,7 @@ __all__ = [
     "judge_command",
     "judge_many_hosts",
     "judge_one_host",
+    "judge_own_machine",
     "predict_published",
 ]
 
@@ -63,7 +65,8 @@ def gpt_points(name: str) -> GptPoints:
     """The shipped points of one file."""
     table = published(name)
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
-    shapes = tuple(TransformerShape(r["hidden"], r["heads"], r["layers"], r["sequence"]) for r in rows)
+    sizes = [name for name in ("hidden", "heads", "layers", "sequence", "vocabulary") if name in table["columns"]]
+    shapes = tuple(TransformerShape(*(row[name] for name in sizes)) for row in rows)
     again = table["recompute"]
     parallels = tuple(
         Parallel(r["tensor"], r["pipeline"], r["data"], r["micro_batch"], r["global_batch"], recompute=again)
@@ -131,6 +134,15 @@ def judge_command() -> Judged:
         check_memory(shape, parallel, device_bytes=DEVICE_BYTES)
         made.append(predict_published(shape, parallel, without=shape))
     return _judged(made, many.seconds)
+
+
+def judge_own_machine() -> Judged:
+    """Judge `paceline transformer --measured`: of two models on another machine, each from the other's iterations."""
+    points = gpt_points("llama-b200-one-host")
+    rows = zip(points.shapes, points.parallels, points.seconds.tolist(), strict=True)
+    measured = [Iteration(*row) for row in rows]
+    made = [predict_from([m for m in measured if m.shape != one.shape], one.shape, one.parallel) for one in measured]
+    return _judged(made, points.seconds)
 
 
 def _judge(rates: Rates, points: GptPoints, index: NDArray[np.int64]) -> Judged:

@@ -5,7 +5,7 @@ a power law and a straight line through the last two points, and Amdahl's law th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from paceline.model.measured.forms import FEWER, SITUATIONS, amdahl, power_law, 
 from paceline.model.measured.points import Series
 from paceline.model.measured.prior import Population, learn
 
-__all__ = ["Task", "judge_origins", "learnt", "tasks_of"]
+__all__ = ["Task", "judge_origins", "judge_stripped", "learnt", "tasks_of"]
 
 Floats = NDArray[np.float64]
 
@@ -117,28 +117,42 @@ def _intervals(made: Forecast, population: Population) -> dict[float, tuple[floa
     return {share: (-high, -low) for share, (low, high) in bounds.items()}
 
 
-def _left_out(series: Sequence[Series]) -> list[tuple[str, list[Task]]]:
-    """Tasks of each campaign under a prior that was learned from the other campaigns."""
+def _priors(series: Sequence[Series]) -> dict[str, Population]:
+    """By campaign, the prior that was learned from the other campaigns."""
     teaching = {one.campaign for one in series if one.has_one_batch}
-    judged, known = [], {}
+    priors, known = {}, {}
     for name in sorted({one.campaign for one in series if one.num_points >= LEAST_POINTS}):
         left = name if name in teaching else ""  # campaigns that teach nothing are judged by the same prior
         if left not in known:
             known[left] = learn([one for one in series if one.campaign != left and one.has_one_batch])
-        judged.append((name, tasks_of([one for one in series if one.campaign == name], known[left])))
-    return judged
+        priors[name] = known[left]
+    return priors
+
+
+def _left_out(series: Sequence[Series], priors: dict[str, Population]) -> list[tuple[str, list[Task]]]:
+    """Tasks of each campaign under its prior."""
+    return [(name, tasks_of([one for one in series if one.campaign == name], prior)) for name, prior in priors.items()]
 
 
 def judge_origins(series: Sequence[Series]) -> list[Task]:
     """Every task, each under the prior of the other campaigns."""
-    return _with_intervals(_left_out(series))
+    judged = _left_out(series, _priors(series))
+    return _with_intervals(judged, judged)
 
 
-def _with_intervals(judged: Sequence[tuple[str, list[Task]]]) -> list[Task]:
-    """The tasks with intervals from the discrepancy of the other campaigns."""
+def judge_stripped(series: Sequence[Series], strips: Sequence[Callable[[Series], Series]]) -> list[list[Task]]:
+    """Every task of the series as they are, and then of all that each strip makes of them: files that state less."""
+    priors = _priors(series)
+    judged = _left_out(series, priors)
+    less = [_left_out([strip(one) for one in series], priors) for strip in strips]
+    return [_with_intervals(some, judged) for some in (judged, *less)]
+
+
+def _with_intervals(judged: Sequence[tuple[str, list[Task]]], known: Sequence[tuple[str, list[Task]]]) -> list[Task]:
+    """The tasks with intervals from the discrepancy of the other campaigns' known tasks."""
     tasks = []
     for name, mine in judged:
-        coefficients = _coefficients([task for other, group in judged if other != name for task in group])
+        coefficients = _coefficients([task for other, group in known if other != name for task in group])
         population = Population(discrepancy=coefficients)
         tasks += [replace(task, intervals=_intervals(task.forecast, population)) for task in mine]
     return tasks
@@ -154,10 +168,10 @@ def _coefficients(tasks: Sequence[Task]) -> Floats:
 
 def learnt(series: Sequence[Series]) -> Population:
     """The shipped population: prior of all series, discrepancy of left-out campaigns, supported distance."""
-    judged = _left_out(series)
+    judged = _left_out(series, _priors(series))
     coefficients = _coefficients([task for _, group in judged for task in group])
     population = learn([one for one in series if one.has_one_batch])
-    return replace(population, discrepancy=coefficients, supported=_supported(_with_intervals(judged)))
+    return replace(population, discrepancy=coefficients, supported=_supported(_with_intervals(judged, judged)))
 
 
 def _supported(tasks: Sequence[Task]) -> Floats:

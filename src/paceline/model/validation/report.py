@@ -4,7 +4,7 @@ baselines."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,19 @@ from paceline import catalog
 from paceline.errors import InputError, UnknownName, Unsupported
 from paceline.model.compute import roofline
 from paceline.model.measured.forms import BATCH, SITUATIONS
-from paceline.model.measured.names import normal
+from paceline.model.measured.names import link_kind, normal
 from paceline.model.measured.points import Series
 from paceline.model.measured.prior import shipped_population
 from paceline.model.validation.campaigns import published_series, read_campaigns
-from paceline.model.validation.gpt import Judged, gpt_points, judge_command, judge_many_hosts, judge_one_host
-from paceline.model.validation.origins import LEAST_POINTS, Task, judge_origins, tasks_of
+from paceline.model.validation.gpt import (
+    Judged,
+    gpt_points,
+    judge_command,
+    judge_many_hosts,
+    judge_one_host,
+    judge_own_machine,
+)
+from paceline.model.validation.origins import LEAST_POINTS, Task, judge_origins, judge_stripped, tasks_of
 
 __all__ = ["LAWS", "Row", "failures", "validate_file", "validate_shipped"]
 
@@ -52,7 +59,7 @@ class Row:
     """One line of the table; errors are those of throughput."""
 
     group: str
-    """Kind of the line: `situation`, `distance`, `largest point` or `other`."""
+    """Kind of the line: `situation`, `distance`, `largest point`, `stated less` or `other`."""
     name: str
     points: int
     mean_error: float
@@ -102,13 +109,43 @@ def validate_file(path: Path) -> list[Row]:
 
 def validate_shipped() -> list[Row]:
     """The table of everything that ships."""
-    rows = _rows(judge_origins(published_series()))
+    tasks, *less = judge_stripped(published_series(), list(STATED_LESS.values()))
+    rows = _rows(tasks)
+    for name, stripped in zip(STATED_LESS, less, strict=True):
+        rows += [_row("stated less", f"{name}: {part}", some) for part, some in _by_truth(tasks, stripped)]
     one_host, many = gpt_points("gpt-a100-one-host"), gpt_points("gpt-a100-many-hosts")
     rows.append(_gpt_row("GPT, one host of A100", judge_one_host(one_host)))
     rows.append(_gpt_row("GPT, 64-512 A100", judge_many_hosts(one_host, many)))
     rows.append(_gpt_row("GPT, 64-512 A100, by the command, shape left out", judge_command()))
+    rows.append(_gpt_row("Llama 3, 8 B200, from iterations of the other size", judge_own_machine()))
     rows.append(_roofline_row(published_series()))
     return rows
+
+
+def _no_host_size(series: Series) -> Series:
+    return series if link_kind(series.link).inside else replace(series, held=1.0)
+
+
+def _two_columns(series: Series) -> Series:
+    """The series as a file with devices and throughput alone has it."""
+    nothing = np.full(series.num_points, np.nan)
+    return replace(
+        series, held=1.0, label="", network="", how="", device="", link="", precision="", batches=nothing,
+        spread=np.zeros(series.num_points),
+    )  # fmt: skip
+
+
+STATED_LESS = {"no host size": _no_host_size, "devices and throughput alone": _two_columns}
+"""Files that state less than the published series: what is left out, and how."""
+
+
+def _by_truth(tasks: Sequence[Task], stripped: Sequence[Task]) -> list[tuple[str, list[Task]]]:
+    """Tasks of one batch of files that state less, by the situation that the whole file would have shown."""
+    places = [task.forecast.doubt.situation for task in tasks]
+    kept = [(place, task) for place, task in zip(places, stripped, strict=True) if place != BATCH]
+    groups = [(name, [task for at, task in kept if at == place]) for place, name in enumerate(SITUATIONS)]
+    groups += [("all origins", [task for _, task in kept]), ("largest point", [t for _, t in kept if t.largest])]
+    return [(name, some) for name, some in groups if some]
 
 
 def _rows(tasks: Sequence[Task]) -> list[Row]:
