@@ -102,8 +102,7 @@ class Training:
         self._partial: list[Tensor | None] = []
         """Gradients of the passes before, of a share that is taken in several."""
         self._check()
-        self.device = self.parameters[0].device
-        self.unit = unit_of(self.parameters, settings)
+        self.device, self.unit = self.parameters[0].device, unit_of(self.parameters, settings)
         """The ranks that hold one model together with this rank."""
         self.writes = False
         """Whether this rank contributes to the checkpoint that rank 0 writes."""
