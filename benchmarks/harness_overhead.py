@@ -1,8 +1,8 @@
 """Does measuring slow down what is measured? Throughput under `paceline run` against a bare PyTorch script.
 
 Both do the same work: the same network, batch, optimiser and threads. They run in turn within one session of this
-script, so that drift of the machine's speed affects both alike; the ratio of medians comes with its t interval, as two groups
-and as pairs.
+script, so that drift of the machine's speed affects both alike; the ratio of medians comes with its t interval, as two
+groups and as pairs.
 
     .venv/bin/python benchmarks/harness_overhead.py --pairs 12
 """

@@ -14,10 +14,10 @@ from paceline.bench.adapters import ADAPTERS, availability, environments_of
 from paceline.bench.environments import RECIPES
 from paceline.bench.frameworks.arrays import initial_tensors, shard, synthetic_batch
 from paceline.bench.frameworks.caffe.prototxt import train_prototxt
-from paceline.bench.frameworks.datasets import FileSet, decode_png, read_ahead
+from paceline.bench.frameworks.datasets import FileSet, decode_png, encode_png, read_ahead
 from paceline.bench.frameworks.graph import flattened_images, layer_keys, pool_padding, pool_shares, tensor_shapes
 from paceline.bench.frameworks.script.worker import command_of, reading_of
-from paceline.bench.generated_data import data_set, encode_png
+from paceline.bench.launch import data_set
 from paceline.bench.verify import PROOF_NETWORKS, network_family
 from paceline.catalog.clusters import cluster
 from paceline.catalog.frameworks import framework, framework_names

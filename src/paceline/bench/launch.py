@@ -17,23 +17,25 @@ from typing import Any
 
 from paceline.bench.adapters import adapter_of
 from paceline.bench.collect import Ending, RankReport, explain_failure, faithfulness_of, read_report, unfaithful
-from paceline.bench.environments import environment_python, environment_variables, find_environment, worker_path
-from paceline.bench.generated_data import data_set
+from paceline.bench.environments import environment_python, environment_variables, find_environment, home, worker_path
+from paceline.bench.frameworks.datasets import write_data_set
 from paceline.bench.job import Adapter, CaseLaunch, LaunchSpec
 from paceline.bench.plugins import plugin_packages
 from paceline.bench.sites.site import NOWHERE, Launch, Launcher, Process, Rendezvous, Site
 from paceline.bench.virtual.emulation import emulation_document, least_tail
 from paceline.cost.host import fair_threads
-from paceline.errors import LaunchFailed
+from paceline.errors import LaunchFailed, Unsupported
+from paceline.files import atomic_directory
 from paceline.measurements.run import DRIFT_LIMIT, Failure, Machine, Run, RunData
 from paceline.spec.cluster import Device, place
-from paceline.spec.network import plain_network
+from paceline.spec.network import ImageInput, Network, plain_network
 from paceline.spec.study import Case, Protocol
 
 __all__ = [
     "LaunchKey",
     "LaunchOutcome",
     "case_launch",
+    "data_set",
     "launch_case",
     "launch_folder",
     "open_case_site",
@@ -44,6 +46,8 @@ __all__ = [
 POLL_S = 0.05
 STRAGGLER_GRACE_S = 5.0
 """Grace period in seconds for the other ranks after one rank failed."""
+MOST_CLASSES = 4
+"""Classes of a generated data set, at most."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +175,20 @@ def passes_of(case: Case) -> list[str]:
     exchange = ["exchange"] if case.ranks > 1 else []
     more = {"resident": [], "copied": ["copied"], "files": ["copied", "full"]}[case.input]
     return ["forward", "compute", *exchange, "resident", *more]
+
+
+def data_set(network: Network) -> dict[str, str]:
+    """Kind and path of the generated data set for a network; it is written once and kept for later runs."""
+    given = network.input
+    if not isinstance(given, ImageInput):
+        raise Unsupported(f"{network.name} reads tokens: only images are read from files", hint='use input = "copied"')
+    kind = "cifar" if given.shape == (3, 32, 32) else "folder"
+    folder = home() / "data" / f"{kind}-{given.channels}x{given.height}x{given.width}"
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_directory(folder, durable=False) as building:
+            write_data_set(str(building), kind, given.shape, min(MOST_CLASSES, network.classes))
+    return {"kind": kind, "path": str(folder)}
 
 
 def job_document(launch: CaseLaunch, protocol: Protocol) -> dict[str, Any]:

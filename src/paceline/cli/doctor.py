@@ -59,14 +59,13 @@ def command(
     if where or link or program:
         raise InputError("this machine has no link to itself", hint="--on slurm, ssh, mpi or virtual")
     checks, folders = diagnose(store, ranks=ranks, threads=threads), cache_folders()
-    bad = any(check.status == "bad" for check in checks)
     if as_json:
         emit(checks_document(describe_machine(), checks, folders), "doctor")
     else:
         show_checks(checks)
         say("")
         show_caches(folders)
-    sys.exit(1 if bad else 0)
+    sys.exit(any(check.status == "bad" for check in checks))
 
 
 def _test_hosts(

@@ -25,7 +25,7 @@ from paceline.measurements.run import Run, with_drift
 from paceline.measurements.store import Store, StoredRun
 from paceline.measurements.tablefiles import SPANS, STEPS
 
-__all__ = ["VIEWS", "ask", "open_views", "require_text", "result_rows"]
+__all__ = ["SLOWEST", "VIEWS", "ask", "open_views", "require_text", "result_rows"]
 
 VIEWS = {
     "runs": "one row per launch: parameters, outcome, machine, drift",
@@ -79,11 +79,14 @@ CREATE VIEW runs AS
 SELECT * REPLACE ({", ".join(f'"{name}"::JSON AS "{name}"' for name in _JSON)}) FROM stored_runs
 """
 
-_PASSES = """
-CREATE VIEW passes AS
-WITH slowest AS (
+SLOWEST = """
     SELECT run, pass_name, step, max(seconds) AS seconds FROM steps WHERE NOT warmup GROUP BY run, pass_name, step
-), typical AS (
+"""
+"""Every timed step of a pass, as long as its slowest rank."""
+
+_PASSES = f"""
+CREATE VIEW passes AS
+WITH slowest AS ({SLOWEST}), typical AS (
     SELECT run, pass_name, count(*) AS timed_steps, median(seconds) AS step_s FROM slowest GROUP BY run, pass_name
 ), elapsed AS (
     SELECT run, pass_name, sum(seconds) AS seconds FROM steps WHERE NOT warmup GROUP BY run, pass_name, rank

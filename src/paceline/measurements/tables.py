@@ -12,7 +12,7 @@ import pyarrow as pa
 from paceline.catalog import framework
 from paceline.errors import InputError, UnknownName
 from paceline.measurements.run import PHASES, Run, Span, counted
-from paceline.measurements.sql import open_views, require_text
+from paceline.measurements.sql import SLOWEST, open_views, require_text
 from paceline.measurements.store import Store, default_store
 from paceline.measurements.summary import phases_of
 
@@ -101,9 +101,7 @@ def rank_passes(store: Store, runs: Sequence[str], *, steps_of: Sequence[str] = 
 
 def clean_steps(store: Store, runs: Sequence[str]) -> dict[str, list[float]]:
     """Seconds of the timed steps of these runs in order, each as long as its slowest rank."""
-    query = """SELECT run, list(seconds ORDER BY step) FROM (
-                   SELECT run, step, max(seconds) AS seconds FROM steps
-                   WHERE NOT warmup AND pass_name = 'clean' GROUP BY run, step) GROUP BY run"""
+    query = f"SELECT run, list(seconds ORDER BY step) FROM ({SLOWEST}) WHERE pass_name = 'clean' GROUP BY run"
     with open_views(store, runs) as connection:
         return dict(connection.execute(query).fetchall())
 

@@ -100,18 +100,21 @@ class Training:
         """Parameters on which the loss depends, and which are not the model's: ranks must have them alike, too."""
         self._partial: list[Tensor | None] = []
         """Gradients of the passes before, of a share that is taken in several."""
-        check_trainable(model, self.optimizers)
-        if settings.large is not None:
-            settings.large.check(self.optimizers)
-        self._kinds, self._optimized = [kind_of(one) for one in self._all.values()], num_optimized(self.optimizers)
-        self.device = self.parameters[0].device
-        self.unit = unit_of(self.parameters, settings)
+        self._check()
+        self.device, self.unit = self.parameters[0].device, unit_of(self.parameters, settings)
         """The ranks that hold one model together with this rank."""
         self.writes = False
         """Whether this rank contributes to the checkpoint that rank 0 writes."""
         self.norm: float | None = None
         """Norm of the whole gradient of this step, if ranks hold parts of it."""
         self.discard_gradients()
+
+    def _check(self) -> None:
+        """Refuse what cannot be trained, and note what ranks must have alike."""
+        check_trainable(self.model, self.optimizers)
+        if self.settings.large is not None:
+            self.settings.large.check(self.optimizers)
+        self._kinds, self._optimized = [kind_of(one) for one in self._all.values()], num_optimized(self.optimizers)
 
     @property
     def may_be_divided(self) -> bool:

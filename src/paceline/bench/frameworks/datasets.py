@@ -1,5 +1,6 @@
-"""Reads training data from files: CIFAR's binary records, or a folder of PNG images per class.
+"""Data sets of `input = "files"`, written and read: CIFAR's binary records, or a folder of PNG images per class.
 
+    write_data_set(folder, kind, shape, classes)  random images: records hold a class byte, then the planes of an image
     FileSet(job)           sample by sample, for frameworks whose loaders take a data set
     share(count, job, rank)  the samples of a rank
     read_ahead(job, rank)  batch by batch from a thread, for frameworks without a loader
@@ -21,10 +22,11 @@ import numpy as np
 
 from paceline.bench.frameworks.harness import Job
 
-__all__ = ["AHEAD", "FileSet", "decode_png", "read_ahead", "share", "write_list"]
+__all__ = ["AHEAD", "FileSet", "decode_png", "encode_png", "read_ahead", "share", "write_data_set", "write_list"]
 
 AHEAD = 4
 """Number of prefetched batches."""
+RECORDS, FILES, IMAGES = 1000, 2, 256
 
 
 class FileSet:
@@ -73,6 +75,44 @@ def _images(path: str) -> list[tuple[str, int]]:
         for label, name in enumerate(classes)
         for file in sorted(os.listdir(os.path.join(path, name)))
     ]
+
+
+def write_data_set(folder: str, kind: str, shape: tuple[int, ...], classes: int) -> None:
+    """Write random images of a shape (channels, height, width), of this kind, into a folder."""
+    (_write_records if kind == "cifar" else _write_images)(folder, shape, classes)
+
+
+def _write_records(folder: str, shape: tuple[int, ...], classes: int) -> None:
+    generator = np.random.default_rng(0)
+    for number in range(1, FILES + 1):
+        records = generator.integers(256, size=(RECORDS, 1 + int(np.prod(shape))), dtype=np.uint8)
+        records[:, 0] = generator.integers(classes, size=RECORDS)
+        records.tofile(os.path.join(folder, f"data_batch_{number}.bin"))
+
+
+def _write_images(folder: str, shape: tuple[int, ...], classes: int) -> None:
+    generator = np.random.default_rng(0)
+    channels, height, width = shape
+    for label in range(classes):
+        place = os.path.join(folder, f"class-{label}")
+        os.mkdir(place)
+        for index in range(IMAGES // classes):
+            pixels = generator.integers(256, size=(height, width, channels), dtype=np.uint8)
+            with open(os.path.join(place, f"{index:04d}.png"), "wb") as file:
+                file.write(encode_png(pixels))
+
+
+def encode_png(pixels: Any) -> bytes:
+    """An 8-bit PNG of (height, width, channels) pixels, rows unfiltered."""
+    height, width, channels = pixels.shape
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+    header = struct.pack(">IIBBBBB", width, height, 8, {1: 0, 3: 2}[channels], 0, 0, 0)
+    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(rows, 6)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in parts)
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 def decode_png(data: bytes) -> Any:

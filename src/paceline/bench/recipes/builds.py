@@ -24,6 +24,7 @@ from pathlib import Path
 
 from paceline.bench.recipes import EnvironmentBuild
 from paceline.errors import EnvironmentFailed
+from paceline.files import atomic_write
 
 __all__ = [
     "BuildHorovod",
@@ -201,9 +202,8 @@ def _download(folder: Path, *, digest: str, path: str) -> Path:
     data = _first_answer(path)
     if hashlib.sha256(data).hexdigest() != digest:
         raise EnvironmentFailed(f"{path} is not the package that was pinned")
-    part = kept.with_suffix(f".part-{id(data)}")
-    part.write_bytes(data)
-    return part.rename(kept)
+    atomic_write(kept, data, durable=False)
+    return kept
 
 
 def _first_answer(path: str) -> bytes:
