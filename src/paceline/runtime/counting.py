@@ -32,7 +32,7 @@ from paceline.errors import InputError
 from paceline.files import atomic_write
 from paceline.units import BYTES
 
-__all__ = ["WorkCounter", "device_name", "outline_of", "model_precision", "write_outline"]
+__all__ = ["WorkCounter", "device_name", "model_precision", "outline_of", "write_outline"]
 
 KINDS: tuple[tuple[Any, str], ...] = (
     ((nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), "convolution"),
