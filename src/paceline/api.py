@@ -159,12 +159,10 @@ def profile_of_run(name: str | None, store: File | None = None) -> Profile:
     fewest = min(good, key=lambda launches: launches.first.ranks)
     facts = fewest.first.facts if fewest.first.ranks > 1 else {}
     if facts.get("sharded") or facts.get("staged"):
-        had = "were stages of a pipeline" if facts.get("staged") else "had shards of the layers"
-        way = "" if facts.get("staged") else " with --framework pytorch/fsdp2"
-        raise InputError(
-            f"{campaign}: its ranks {had}, and waited for each other within a step",
-            hint=f"watch the same training on one rank, then predict --from that run{way}",
-        )
+        had, way = ("were stages of a pipeline", "") if facts.get("staged") else \
+            ("had shards of the layers", " with --framework pytorch/fsdp2")  # fmt: skip
+        raise InputError(f"{campaign}: its ranks {had}, and waited for each other within a step",
+                         hint=f"watch the same training on one rank, then predict --from that run{way}")  # fmt: skip
     return profile_of(place, fewest)
 
 

@@ -220,7 +220,7 @@ def _trace(paths: Sequence[Path], store: Store, labels: Labels, kind: str | None
     else:
         job = read_job(paths, format=kind, partial=labels.partial)
     steps = _observed_steps(job)
-    facts = {name: True for name in ("staged", "sharded") if job.arrangement == name}
+    facts: dict[str, Any] = {name: True for name in ("staged", "sharded") if job.arrangement == name}
     setting = Setting(staged="staged" in facts, sharded="sharded" in facts)
     judgement = judge_steps(steps, setting) if len(job.steps) >= FEWEST_STEPS else None
     campaign = _recorded(job, steps, store, labels, facts)

@@ -28,7 +28,7 @@ from torch import nn
 from paceline.bench.frameworks.pytorch.worker_host import host_rates
 from paceline.errors import InputError
 from paceline.files import atomic_write
-from paceline.runtime.counting import WorkCounter, device_name, precision_of
+from paceline.runtime.counting import WorkCounter, device_name, model_precision
 from paceline.units import BYTES, SECONDS
 
 __all__ = ["Capture"]
@@ -105,7 +105,7 @@ class Capture:
         if self._batch is None:
             self._batch = next((int(x.shape[0]) for x in inputs if torch.is_tensor(x) and x.dim()), None)
         if self._work is None and type(self._model).__name__ != "OptimizedModule":  # compiled: operators are hidden
-            self._precision = precision_of(self._model, self._device)
+            self._precision = model_precision(self._model, self._device)
             self._work = WorkCounter(self._model)
             self._work.begin()
             self._counting = True

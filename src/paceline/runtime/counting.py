@@ -32,7 +32,7 @@ from paceline.errors import InputError
 from paceline.files import atomic_write
 from paceline.units import BYTES
 
-__all__ = ["WorkCounter", "device_name", "outline_of", "precision_of", "write_outline"]
+__all__ = ["WorkCounter", "device_name", "model_precision", "outline_of", "write_outline"]
 
 KINDS: tuple[tuple[Any, str], ...] = (
     ((nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), "convolution"),
@@ -196,7 +196,7 @@ def device_name(device: torch.device) -> str:
     return os.environ.get(variables.DEVICE) or str(torch.cuda.get_device_name(device))
 
 
-def precision_of(model: nn.Module, device: torch.device) -> str | None:
+def model_precision(model: nn.Module, device: torch.device) -> str | None:
     """The precision of the computation: amp, or the type of the parameters. None for float32 on a GPU, where PyTorch's
     settings decide between float32 and TF32."""
     if torch.is_autocast_enabled(device.type):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline.runtime.counting import WorkCounter, device_name, precision_of
+from paceline.runtime.counting import WorkCounter, device_name, model_precision
 from paceline.runtime.watch.recorder import Recorder
 
 __all__ = ["WorkCount", "described", "is_compiled", "is_trainable", "replica_of", "user_module", "wrapped"]
@@ -96,7 +96,7 @@ class WorkCount:
                 facts.update(
                     unit="tokens" if text else "images" if first.dim() == 4 else "samples",
                     units_per_sample=int(first.shape[1]) if text else 1,
-                    precision=precision_of(self._model, first.device),
+                    precision=model_precision(self._model, first.device),
                 )
                 return [(name, self._counter.of_sample(name, len(first))) for name in names]
         return []
