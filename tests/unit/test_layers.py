@@ -82,7 +82,8 @@ def test_on_text(layer, shape, parameters, macs):
 
 def test_joined_inputs():
     a, b = Conv2d(name="a", channels=4, kernel=(1, 1)), Conv2d(name="b", channels=4, kernel=(1, 1), inputs=("input",))
-    assert cost_of(a, b, Add(name="c", inputs=("a", "b"))).shape == (4, 32, 24)
+    added = cost_of(a, b, Add(name="c", inputs=("a", "b")))
+    assert (added.shape, added.input_elements, added.output_elements) == ((4, 32, 24), 2 * 4 * 32 * 24, 4 * 32 * 24)
     assert cost_of(a, b, Concat(name="c", inputs=("a", "b", "input"))).shape == (11, 32, 24)
 
 
