@@ -117,6 +117,10 @@ def test_layers_that_do_not_fit_say_why(layers, words):
         ((Gelu(name="a"), Linear(name="b", features=2)), r"'a' \(gelu\): reads tokens, which only an embedding does"),
         ((Concat(name="a", inputs=("input", "input")),), r"'a' \(concat\): reads tokens"),
         ((Linear(name="a", features=2),), r"'a' \(linear\): reads tokens"),
+        (
+            (Embedding(name="t", rows=100, width=2), Linear(name="l", features=99, tied_to="t")),
+            r"'l' \(linear\): is tied to 't'",
+        ),
         ((Embedding(name="a", rows=99, width=2),), r"'a' \(embedding\): has 99 rows for 100 tokens"),
     ],
 )

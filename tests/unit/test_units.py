@@ -77,3 +77,8 @@ def test_exact_text_reads_as_people_write_it(dimension, text):
 
 def test_share():
     assert format_share(0.1234) == "12.3 %"
+
+
+def test_what_is_below_nothing_has_the_unit_of_its_size():
+    assert (SECONDS.format(-0.0015), SECONDS.format(-90.0)) == ("-1.50 ms", "-1.50 min")
+    assert BYTES.format(-2048.0) == "-2.00 KiB"
