@@ -83,6 +83,7 @@ def test_load_is_counted_in_cores(monkeypatch: pytest.MonkeyPatch, busy: float, 
     found = machine._load()
     assert (found.status, found.saw) == (status, f"{busy:.2f} cores busy")
     assert ("burner" in found.fix) == (status != "ok")
+    assert bool(found.fix) == (status != "ok"), "what is well needs no advice"
 
 
 def test_the_heaviest_process_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

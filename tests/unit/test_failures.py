@@ -207,3 +207,9 @@ def test_of_a_chain_the_first_exception_is_named_and_none_before_the_chain() -> 
         found = explain_log(log)
         assert found is not None
         assert found.line == line
+
+
+def test_colours_of_a_terminal_do_not_hide_the_cause() -> None:
+    found = explain_log("\x1b[1m\x1b[31mSegmentation fault\x1b[0m (core dumped)\n")
+    assert found is not None
+    assert (found.sign, found.line) == ("segmentation fault", "Segmentation fault")

@@ -82,6 +82,8 @@ def test_a_worker_is_told_the_case_and_the_protocol(tmp_path: Path) -> None:
     placement = [first.model_copy(update={"device": Device(name="c", kind="cpu")}), *others]
     mixed = launch.job_document(prepared(case(), tmp_path, placement=placement), protocol)
     assert mixed["accelerator"] == "none", "not all ranks have one"
+    copied = launch.job_document(prepared(case(input="copied"), tmp_path), protocol)
+    assert copied["data"] is None, "files are made for the input that reads them"
     emulated = case(device=Device(name="e", emulation=Emulation(forward=0.1)))
     assert launch.job_document(prepared(emulated, tmp_path), protocol)["accelerator"] == "none"
 

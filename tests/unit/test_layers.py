@@ -82,7 +82,8 @@ def test_on_text(layer, shape, parameters, macs):
 
 def test_joined_inputs():
     a, b = Conv2d(name="a", channels=4, kernel=(1, 1)), Conv2d(name="b", channels=4, kernel=(1, 1), inputs=("input",))
-    assert cost_of(a, b, Add(name="c", inputs=("a", "b"))).shape == (4, 32, 24)
+    added = cost_of(a, b, Add(name="c", inputs=("a", "b")))
+    assert (added.shape, added.input_elements, added.output_elements) == ((4, 32, 24), 2 * 4 * 32 * 24, 4 * 32 * 24)
     assert cost_of(a, b, Concat(name="c", inputs=("a", "b", "input"))).shape == (11, 32, 24)
 
 
@@ -116,6 +117,10 @@ def test_layers_that_do_not_fit_say_why(layers, words):
         ((Gelu(name="a"), Linear(name="b", features=2)), r"'a' \(gelu\): reads tokens, which only an embedding does"),
         ((Concat(name="a", inputs=("input", "input")),), r"'a' \(concat\): reads tokens"),
         ((Linear(name="a", features=2),), r"'a' \(linear\): reads tokens"),
+        (
+            (Embedding(name="t", rows=100, width=2), Linear(name="l", features=99, tied_to="t")),
+            r"'l' \(linear\): is tied to 't'",
+        ),
         ((Embedding(name="a", rows=99, width=2),), r"'a' \(embedding\): has 99 rows for 100 tokens"),
     ],
 )

@@ -123,10 +123,10 @@ def test_deep_nesting_is_refused(tmp_path):
 
 def test_a_long_wrong_list_is_placed_quickly(tmp_path):
     text = "devices = [\n" + "0,\n" * 20_000 + "]\nbatch = 3\n"
-    begin = time.perf_counter()
+    begin = time.process_time()  # what other programs do at the same time does not count
     with pytest.raises(SpecError, match=r":20003: batch: "):
         load_study(written(tmp_path, text), shipped_catalog())
-    assert time.perf_counter() - begin < 10
+    assert time.process_time() - begin < 10
 
 
 def test_lines_are_found_behind_values_that_span_lines():

@@ -20,12 +20,12 @@ from paceline.explain.explanation import explain_campaign
 from paceline.explain.findings import Change, Finding
 from paceline.measurements.integrity import write_sums
 from paceline.measurements.results import usage_of_group
-from paceline.measurements.run import Failure
+from paceline.measurements.run import Failure, Span
 from paceline.measurements.store import Store
 from paceline.measurements.summary import Interval
 from paceline.measurements.tables import throughputs_where
 from paceline.report.documents import explanation_document, results_document
-from paceline.report.exports import EXPORTS, _case_lines, _write_csv, export, markdown_report
+from paceline.report.exports import EXPORTS, _case_lines, _measured_steps, _write_csv, export, markdown_report
 from paceline.report.figures import error_bars, log_ticks, new_figure, plot_text
 from paceline.report.figures.campaign import launch_points, phase_bars, waterfall
 from paceline.report.html import render_page
@@ -420,3 +420,15 @@ def test_markdown_has_the_first_findings_only(explained):
     many = [Finding("a", f"finding {n}", "id", "case", (), gain, Change("setting", f"change {n}")) for n in range(7)]
     text = markdown_report(replace(explanation, findings=tuple(many)))
     assert [f"finding {n} (case)" in text.replace("\\", "") for n in range(7)] == [True] * 5 + [False] * 2
+
+
+def test_measured_steps_begin_as_in_the_clean_pass():
+    """Passes of parts of a step have steps of the same numbers, and begin later."""
+    rows = [
+        {"rank": 0, "step": 3, "start_s": start, "pass_name": name}
+        for name, start in (("clean", 5.0), ("forward", 9.0))
+    ]
+    store = SimpleNamespace(load=lambda run: SimpleNamespace(steps=SimpleNamespace(to_pylist=lambda: rows)))
+    spans = [Span(0, step, "forward", "conv", 0.25, 0.1, None, "t") for step in (3, 4)]
+    (span,) = _measured_steps(store)(SimpleNamespace(run=SimpleNamespace(id="r"), spans=spans))
+    assert (span.step, span.start_s) == (3, 5.25)

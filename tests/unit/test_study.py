@@ -8,7 +8,7 @@ import pytest
 from paceline.catalog import shipped_catalog
 from paceline.errors import InputError
 from paceline.spec.strategy import Strategy
-from paceline.spec.study import MAX_CASES, Study, case_label, expand
+from paceline.spec.study import MAX_CASES, Protocol, Script, Study, case_label, expand
 from tests.conftest import ROOT
 
 
@@ -106,3 +106,19 @@ def test_a_label_names_what_differs():
     assert expand(study(strategy=(Strategy(name="mine"),)), shipped_catalog())[0].label == (
         "lenet pytorch/ddp mine, batch 32 x 1 rank"
     )
+
+
+def test_cases_of_two_commands_are_two():
+    cases = [
+        expand(study(frameworks=("script",), script=Script(command=("python", name))), shipped_catalog())[0]
+        for name in ("a.py", "b.py", "a.py")
+    ]
+    assert cases[0].id == cases[2].id != cases[1].id
+    assert "script" not in expand(study(), shipped_catalog())[0].canonical, "ids of runs from before there were scripts"
+
+
+def test_what_is_measured_unless_a_study_says_otherwise():
+    asked = Protocol()
+    assert (asked.launches, asked.max_launches, asked.warmup, asked.steps, asked.phase_steps) == (5, 20, 10, 100, 20)
+    assert (asked.launch_budget, asked.timeout, asked.width, asked.confidence) == (20.0, 600.0, 0.02, 0.95)
+    assert (asked.phases, asked.budget, asked.threads, asked.seed) == (True, None, None, 0)

@@ -77,3 +77,15 @@ def test_exact_text_reads_as_people_write_it(dimension, text):
 
 def test_share():
     assert format_share(0.1234) == "12.3 %"
+
+
+def test_what_is_below_nothing_has_the_unit_of_its_size():
+    assert (SECONDS.format(-0.0015), SECONDS.format(-90.0)) == ("-1.50 ms", "-1.50 min")
+    assert BYTES.format(-2048.0) == "-2.00 KiB"
+
+
+def test_units_of_one_kind_agree():
+    for text in ("10 Gbit/s", "10 Gb/s", "10 Gbps", "1.25 GB/s", "10000 Mbit/s"):
+        assert BANDWIDTH.parse(text) == 1.25e9, text
+    assert (SECONDS.parse("1 d"), SECONDS.parse("24 h"), SECONDS.parse("1440 min")) == (86400.0,) * 3
+    assert (BYTES.parse("1 TiB"), BYTES.parse("1 TB")) == (2.0**40, 1e12)

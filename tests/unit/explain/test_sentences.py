@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from paceline.explain import explanation
 from paceline.explain.cases.evidence import CaseEvidence, load_evidence
 from paceline.explain.explanation import CaseExplanation, Explanation, _first, _phase, _speed, _who
 from paceline.explain.findings import Change, Finding
@@ -182,3 +184,15 @@ def test_no_advice_says_whether_there_were_launches_enough(case: CaseEvidence) -
     )
     failed = replace(case, result=replace(case.result, throughput=None, num_failed=3))
     assert summary([failed]) == ("None of the 1 cases has a result: all 3 launches failed.",)
+
+
+def test_what_rests_on_phases_that_do_not_close_is_not_advised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def case(name: str, *, closes: bool) -> Any:
+        return SimpleNamespace(run=SimpleNamespace(case_id=name), result=SimpleNamespace(step_s=1.0, closes=closes))
+
+    monkeypatch.setattr(explanation, "RULES", (lambda case: replace(FINDING, case_id=case.run.case_id),))
+    monkeypatch.setattr(explanation, "compare_cases", lambda cases: [])
+    shown, unsure = explanation._rank_findings([case("sound", closes=True), case("open", closes=False)])
+    assert ([one.case_id for one in shown], [one.case_id for one in unsure]) == (["sound"], ["open"])
+    monkeypatch.setattr(explanation, "RULES", (lambda case: replace(FINDING, case_id=case.run.case_id, first=True),))
+    assert len(explanation._rank_findings([case("open", closes=False)])[0]) == 1, "a condition of the numbers is told"

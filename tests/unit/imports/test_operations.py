@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from paceline.errors import InputError
@@ -107,3 +109,16 @@ def test_chunks_that_were_counted_within_a_stage_are_counted_through_the_model(t
     assert list(zip(found.stage.tolist(), found.chunk.tolist(), strict=True)) == [
         (0, 0), (0, 3), (1, 1), (1, 4), (2, 2), (2, 5)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("start", "sound"), [(1e4, True), (1e5, False)])
+def test_begins_in_single_precision_are_near_enough_or_refused(tmp_path: Path, start: float, sound: bool) -> None:
+    """At 100,000 s they are rounded to 8 ms, of computations of 50 ms; at 10,000 s to 1 ms."""
+    columns = {"dp_rank": [0], "stage": [0], "rank": [0], "step": [0], "optype": ["forward-compute"]}
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({**columns, "duration": [0.05], "start_ts": pa.array([start], pa.float32())}), path)
+    if sound:
+        assert read_operations(path).start.tolist() == [start]
+    else:
+        with pytest.raises(InputError, match=r"single precision rounds to 0\.0078 s"):
+            read_operations(path)

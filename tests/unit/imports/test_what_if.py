@@ -221,3 +221,13 @@ def test_clocks_differ_where_one_rank_usually_ends_a_collective_later(
         (dp, 0, step, "forward-compute", 0.0, F, 0, 0),
         (dp, 0, step, "grads-reduce-scatter", F, F + 0.002 + 0.003 * (dp == 1 and step in late), -1, 0))]  # fmt: skip
     assert replayed(tmp_path, *rows).clock_s == pytest.approx(clock)
+
+
+def test_a_straggler_alone_is_no_delay(tmp_path: Path) -> None:
+    rows = [row for dp, slow in enumerate((1, 2)) for row in (
+        (dp, 0, 0, "forward-compute", 0.0, slow * F, 0, 0),
+        (dp, 0, 0, "grads-reduce-scatter", slow * F, 2 * F + 0.002, -1, 0))]  # fmt: skip
+    found = replayed(tmp_path, *rows)
+    assert found.slowdown > 1.25
+    assert found.measured_s == pytest.approx(found.replayed_s)
+    assert found.delays == {}

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paceline import catalog
 from paceline.cost.roofline import LayerTimes
 from paceline.errors import Unsupported
 from paceline.measurements.profile import Profile, ProfiledLayer
@@ -14,6 +15,7 @@ from paceline.model.compute import (
     BATCH_SPREAD,
     MOVED_SPREAD,
     DeviceWork,
+    _input_bytes,
     in_chunks,
     moved_by_rooflines,
     work_of_profile,
@@ -101,3 +103,9 @@ def test_a_profile_s_input_grows_with_the_batch_reading_and_copying_apart() -> N
     layers = (ProfiledLayer(name="a", forward=0.1, backward=0.2, gradients=(4.0,)),)
     step = work_of_profile(Profile(network="mine", batch=4, layers=layers, update=0.1, io=0.4, h2d=0.8)).at(8)
     assert (step.io, step.h2d) == pytest.approx((0.8, 1.6))
+
+
+def test_a_batch_of_texts_has_tokens_of_eight_bytes_and_one_of_images_floats() -> None:
+    text, image = catalog.network("gpt2"), catalog.network("lenet")
+    assert _input_bytes(text, 2) == 2 * text.input.shape[0] * 8
+    assert _input_bytes(image, 3) == 3 * float(np.prod(image.input.shape)) * 4

@@ -602,3 +602,9 @@ def test_a_count_on_several_hosts_makes_the_next_situation_known():
     beside = target - costs @ np.linalg.lstsq(costs, target, rcond=None)[0]
     swept = replace(made.doubt, posterior=min(beside.std(), made.doubt.posterior))
     assert found["sweep", 2.0].narrows == pytest.approx(1 - width(population, swept) / before)
+
+
+@pytest.mark.parametrize(("count", "hosts"), [(1, 1.0), (4, 1.0), (5, 2.0), (8, 2.0), (9, 3.0)])
+def test_devices_need_as_many_hosts_as_hold_them(count: int, hosts: float) -> None:
+    assert series(per_host=4.0).hosts_at(count) == hosts
+    assert series(link="NVLink", per_host=4.0).hosts_at(count) == 1.0

@@ -9,11 +9,11 @@ from paceline.errors import InputError, UnknownName, Unsupported
 from paceline.measurements.profile import Profile, ProfiledLayer, read_profile, write_profile
 from paceline.model.calibration import CATALOG_ONLY, Uncertain, read_calibration, write_calibration
 from paceline.model.changes import changed, parse_changes
-from paceline.model.question import Question
+from paceline.model.question import Question, device_key, works_of
 from paceline.model.scaling import predict_curve, spreads_of
 from paceline.model.sweep import CollectiveFit
 from paceline.report.words import common_label, dominant_words
-from paceline.spec.cluster import Cluster, Device
+from paceline.spec.cluster import Cluster, Device, Emulation
 from paceline.spec.strategy import Strategy
 from tests.unit.model.clusters import V100, cluster
 
@@ -260,3 +260,39 @@ def test_a_plot_of_several_curves_is_called_by_what_all_of_them_have():
     assert common_label(named) == "lenet"
     assert common_label(named[:2]) == "lenet, batch 8"
     assert common_label([named[0], replace(curve, label="gpt2, jax")]) == "predictions"
+
+
+def test_a_value_of_a_change_may_have_an_equals_sign():
+    assert parse_changes(("a.b= c=d", "batch=8")) == {"a.b": "c=d", "batch": "8"}
+    for wrong in ("0", "-1", "8.0"):
+        with pytest.raises(InputError, match="expected a whole number from 1"):
+            changed(ask(), {"batch": wrong})
+
+
+def test_money_is_told_only_if_every_device_has_a_price():
+    assert predict_curve(ask(), (1,)).predictions[0].cost is not None
+    free = V100.model_copy(update={"price": None})
+    hosts = (*cluster(1, 1).hosts, cluster(1, 1, device=free).hosts[0].model_copy(update={"name": "other"}))
+    mixed = Cluster(name="mixed", hosts=hosts)
+    assert [one.cost is None for one in predict_curve(ask(cluster=mixed), (1, 2)).predictions] == [False, True]
+
+
+def test_devices_that_differ_in_price_alone_compute_alike():
+    dear = V100.model_copy(update={"price": 9.0, "power": 700.0})
+    assert device_key(dear) == device_key(V100) != device_key(V100.model_copy(update={"memory": 1e9}))
+
+
+def test_every_device_has_a_sample_of_the_global_batch():
+    with pytest.raises(InputError, match="a global batch of 8 for 16 devices: each needs a sample"):
+        predict_curve(ask(global_batch=8), (1, 16))
+    notes = predict_curve(ask(global_batch=96), (2, 5)).notes
+    assert any("the largest share, where it does not divide" in note for note in notes), "96 on 5 devices"
+
+
+def test_an_emulation_states_the_seconds_of_its_own_batch():
+    """A profile has the shares of the layers; a device of twice the speed takes half of what is stated."""
+    emulated = Device(name="e", emulation=Emulation(forward=0.4, backward=0.6, batch=16, speed=2.0))
+    question = ask(cluster=cluster(1, 1, device=emulated), network=None, profile=profile(), batch=16)
+    (work,) = works_of(question).values()
+    assert (float(work(16).forward.sum()), float(work(16).backward.sum())) == pytest.approx((0.2, 0.3))
+    assert float(work(32).forward.sum()) == pytest.approx(0.4)
