@@ -162,6 +162,7 @@ DYING = {
     "import ctypes; ctypes.CDLL(None).__assert_fail(b'x > 0', b'b.c', 12, b'main')": "Assertion `x > 0' failed",
     "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29)); bytearray(2**30)": "MemoryError",
     "try:\n 1/0\nexcept ZeroDivisionError as error:\n raise OSError('no batch') from error": "OSError: no batch (after ZeroDivision",
+    "raise ExceptionGroup('two failed', [ValueError('shard 3 is empty'), OSError('b')])": "ExceptionGroup: ValueError: shard 3 is empty",
     "import ctypes; ctypes.CDLL(None).free(ctypes.c_void_p(0x1234568))": None,
 }  # fmt: skip
 
