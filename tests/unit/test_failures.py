@@ -85,6 +85,9 @@ LOGS = {
     "C++ thread": ("terminate called without an active exception\n", "terminate called without an active exception"),
     "chained": (CHAINED, "RuntimeError: cannot read the batch (after ValueError: invalid literal for int() with base 10: 'x')"),
     "last of two": (TWO, "KeyError: 'conv1'"),
+    "loader": ("Traceback (most recent call last):\n  File \"a\"\nValueError: Caught ValueError in DataLoader worker process 0.\n"
+               "Original Traceback (most recent call last):\n  File \"b\"\nValueError: cannot decode 17.jpg\n\n",
+               "ValueError: cannot decode 17.jpg"),
     "mpirun": (TAGGED, "ModuleNotFoundError: No module named 'horovod'"),
     "torchrun": (RANKED, "ModuleNotFoundError: No module named 'horovod'"),
     "srun": (SRUN, "ModuleNotFoundError: No module named 'horovod'"),

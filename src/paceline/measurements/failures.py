@@ -128,7 +128,8 @@ def _line(match: re.Match[str]) -> str:
 
 
 _FRAMES = re.compile(
-    r"^[ \t]*Traceback \(most recent call last\):\n(?:[ \t]+[^\n]*\n|\n)*(?P<why>[A-Za-z_][\w.]*[^\n]*)", re.M
+    r"^[ \t]*(?:Original )?Traceback \(most recent call last\):\n(?:[ \t]+[^\n]*\n|\n)*(?P<why>[A-Za-z_][\w.]*[^\n]*)",
+    re.M,
 )
 
 
