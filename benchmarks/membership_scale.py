@@ -142,9 +142,9 @@ def worker(secret: str, ranks: int, rank: int) -> None:
     sent = [0]
     plain = SecureConnection.send
 
-    def counted(self: SecureConnection, text: bytes, data: bytes = b"") -> None:
+    def counted(self: SecureConnection, text: bytes, data: bytes = b"", **more: Any) -> None:
         sent[0] += len(text) + len(data) + FRAME
-        plain(self, text, data)
+        plain(self, text, data, **more)
 
     SecureConnection.send = counted  # type: ignore[method-assign]
     server = socket.create_server(("127.0.0.1", 0), backlog=256)

@@ -47,7 +47,7 @@ def test_a_failed_check_is_in_the_message(tmp_path: Path, code: int) -> None:
     (-11, True, "crash", "rank 0 was ended by SIGSEGV in setup"),
     (-15, False, "killed", "rank 0 was ended by SIGTERM in setup"),
     (OUT_OF_MEMORY_EXIT, False, "out_of_memory", "rank 0 ran out of memory in setup"),
-    (3, False, "crash", "rank 0: exit code 3"),
+    (3, False, "crash", "rank 0: exit code 3; its last line: step 1"),
     (0, False, "no_output", "rank 0 ended without saying so"),
 ])  # fmt: skip
 def test_ends_without_a_line_have_words_too(tmp_path: Path, code: int, oom: bool, reason: str, message: str) -> None:

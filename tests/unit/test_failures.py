@@ -85,6 +85,9 @@ LOGS = {
     "C++ thread": ("terminate called without an active exception\n", "terminate called without an active exception"),
     "chained": (CHAINED, "RuntimeError: cannot read the batch (after ValueError: invalid literal for int() with base 10: 'x')"),
     "last of two": (TWO, "KeyError: 'conv1'"),
+    "loader": ("Traceback (most recent call last):\n  File \"a\"\nValueError: Caught ValueError in DataLoader worker process 0.\n"
+               "Original Traceback (most recent call last):\n  File \"b\"\nValueError: cannot decode 17.jpg\n\n",
+               "ValueError: cannot decode 17.jpg"),
     "mpirun": (TAGGED, "ModuleNotFoundError: No module named 'horovod'"),
     "torchrun": (RANKED, "ModuleNotFoundError: No module named 'horovod'"),
     "srun": (SRUN, "ModuleNotFoundError: No module named 'horovod'"),
@@ -162,6 +165,7 @@ DYING = {
     "import ctypes; ctypes.CDLL(None).__assert_fail(b'x > 0', b'b.c', 12, b'main')": "Assertion `x > 0' failed",
     "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29)); bytearray(2**30)": "MemoryError",
     "try:\n 1/0\nexcept ZeroDivisionError as error:\n raise OSError('no batch') from error": "OSError: no batch (after ZeroDivision",
+    "raise ExceptionGroup('two failed', [ValueError('shard 3 is empty'), OSError('b')])": "ExceptionGroup: ValueError: shard 3 is empty",
     "import ctypes; ctypes.CDLL(None).free(ctypes.c_void_p(0x1234568))": None,
 }  # fmt: skip
 

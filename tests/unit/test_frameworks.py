@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +14,7 @@ import pytest
 
 from paceline.bench import environments, verify
 from paceline.bench.adapters import ADAPTERS, availability, environments_of
+from paceline.bench.collect import Ending, explain_failure, read_report
 from paceline.bench.environments import RECIPES
 from paceline.bench.frameworks.arrays import initial_tensors, shard, synthetic_batch
 from paceline.bench.frameworks.caffe.prototxt import train_prototxt
@@ -18,6 +22,7 @@ from paceline.bench.frameworks.datasets import FileSet, decode_png, encode_png, 
 from paceline.bench.frameworks.graph import flattened_images, layer_keys, pool_padding, pool_shares, tensor_shapes
 from paceline.bench.frameworks.script.worker import command_of, reading_of
 from paceline.bench.launch import data_set
+from paceline.bench.sites.site import Process
 from paceline.bench.verify import PROOF_NETWORKS, network_family
 from paceline.catalog.clusters import cluster
 from paceline.catalog.frameworks import framework, framework_names
@@ -313,3 +318,25 @@ def test_modes_that_no_proof_fits_are_proved_on_one_rank(monkeypatch: pytest.Mon
         assert verify._refusal(case(name, "plain", ranks=2)) == why
     assert verify._refusal(case("mxnet/dist_sync", "plain", ranks=2)) is None
     assert verify._refusal(case("mxnet/dist_sync", "residual", ranks=2)) == "each rank normalises its own batch"
+
+
+@pytest.mark.parametrize(("dies", "code", "said"), [
+    ("import os; os.write(2, b'F1117 00:01:02.3  1 a.cpp:1] Check failed: 16 == 17\\n'); os.abort()", 134,
+     "rank 0 was ended by SIGABRT in measure: a.cpp:1: Check failed: 16 == 17"),
+    ("raise SystemExit('the data set is missing')", 1, "rank 0: exit code 1; its last line: the data set is missing"),
+    ("raise OSError(28, 'No space left')", 1, "rank 0: OSError: [Errno 28] No space left"),
+    ("pass", 1, "rank 0: Script: no line of its output could be read as a speed"),
+])  # fmt: skip
+def test_a_command_that_dies_names_its_reason(tmp_path: Path, dies: str, code: int, said: str) -> None:
+    job = {"ranks": 1, "batch": 8, "threads": 1, "script": {"command": ["{python}", "-c", dies], "pattern": None}}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    env = {**os.environ, "PACELINE_JOB": str(tmp_path / "job.json"), "PACELINE_EVENTS": str(tmp_path / "rank-0.jsonl")}
+    process = Process("rank 0", host=0, argv=(), env={}, rank=0, log=tmp_path / "log")
+    with process.log.open("wb") as log:
+        argv = [sys.executable, "-m", "paceline.bench.frameworks.script.worker"]
+        done = subprocess.run(argv, env={**env, "PACELINE_HERE": "."}, stdout=log, stderr=log, check=False)
+    assert done.returncode == code
+    report = read_report(tmp_path / "rank-0.jsonl", 0)
+    failure = explain_failure([process], [report], Ending({"rank 0": code}, ("rank 0",)))
+    assert failure is not None
+    assert failure.message == said

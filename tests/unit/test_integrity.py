@@ -247,6 +247,15 @@ def test_a_campaign_whose_texts_are_none_is_damaged_even_with_a_checksum(
     assert store.damaged["made-1"].reason == f"no text called {name}"
 
 
+def test_a_file_with_holes_that_is_larger_than_memory_is_damaged(store: Store) -> None:
+    os.truncate(store.campaigns / "made-1.json", 1 << 40)
+    os.truncate(store.runs / BAD / "run.json", 1 << 36)
+    assert store.read_campaigns() == []
+    assert store.damaged["made-1"].reason == "larger than 67108864 bytes"
+    done = run(store, "store", "check", "--json")
+    assert [item["run"] for item in json.loads(done.stdout)["damaged"]] == [BAD, "made-1"]
+
+
 def test_check_names_every_damaged_file_and_repair_moves_it_aside(store: Store) -> None:
     flip(store.runs / BAD / "spans.parquet", 99)
     (store.campaigns / "made-1.json").write_text("{")

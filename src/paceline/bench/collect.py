@@ -142,7 +142,7 @@ def explain_failure(processes: list[Process], reports: list[RankReport], ending:
     return Failure(
         phase=report.phase,
         reason=reason,
-        message=_message(reason, process.name, report, code, said),
+        message=_message(reason, process.name, report, code, said, last=_last_line(process.log)),
         rank=process.rank,
         exit_code=code,
         log_tail=tail(process.log),
@@ -196,8 +196,14 @@ def _reason(code: int | None, ending: Ending, said: LogExplanation | None) -> Fa
     return exit_description(code) or ("crash" if code else "no_output")
 
 
+def _last_line(log: Path) -> str:
+    """The last line of a log, which often says why a program exits, as an addition to a message."""
+    lines = [line.strip() for line in tail(log).splitlines() if line.strip()]
+    return f"; its last line: {lines[-1][:200]}" if lines else ""
+
+
 def _message(
-    reason: FailureReason, name: str, report: RankReport, code: int | None, said: LogExplanation | None
+    reason: FailureReason, name: str, report: RankReport, code: int | None, said: LogExplanation | None, *, last: str
 ) -> str:
     """One line: the process, the reason from its report or log, and how it ended."""
     ended = signal_of(code)
@@ -211,7 +217,7 @@ def _message(
     }
     why = report.error.splitlines()[0][:300] if report.error else said.line if said and code else ""
     if reason in ("crash", "mismatch") and not ended:
-        return f"{name}: {why}" if why else words["crash"]
+        return f"{name}: {why}" if why else f"{words['crash']}{last}"
     return f"{words[reason]}: {why}" if why else words[reason]
 
 

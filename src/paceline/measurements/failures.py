@@ -75,6 +75,9 @@ _HEAP = (
 )
 _THROWN = r"terminate called after throwing an instance of "
 
+_GROUP = r"^ +\| (?P<where>[\w.]*ExceptionGroup): [^\n]*\n(?: [^\n]*\n)*? +\| (?P<why>[A-Za-z_][\w.]*: [^\n]*)"
+"""A group of exceptions, by its first one."""
+
 SIGNS = (
     *(_kind(name, rf"^(?P<why>{_ALL}(?:{part}){_ALL})", out_of_memory=True)
       for name, parts in _MEMORY.items() for part in parts),
@@ -83,6 +86,7 @@ SIGNS = (
     _kind("dmlc check", r"^\[\d\d:\d\d:\d\d\] (?P<where>[^\s:]+:\d+): (?P<why>Check failed: [^\n]*)"),
     _kind("C++ exception", _THROWN + r"'(?P<where>[^'\n]+)'\n\s*what\(\):\s+(?P<why>[^\n]*)"),
     _kind("C++ exception", r"libc\+\+abi:? terminating (?:due to|with) uncaught exception of type (?P<why>[^\n]*)"),
+    _kind("Python", _GROUP),
     FailurePattern("Python", None),
     _kind("Python", r"^(?P<why>(?:\S*/)?python[\d.]*: (?:No module named|can't open file) [^\n]*)"),
     _kind("missing library", r"^(?P<why>[^\n]*error while loading shared libraries: [^\n]*)"),
@@ -124,7 +128,8 @@ def _line(match: re.Match[str]) -> str:
 
 
 _FRAMES = re.compile(
-    r"^[ \t]*Traceback \(most recent call last\):\n(?:[ \t]+[^\n]*\n|\n)*(?P<why>[A-Za-z_][\w.]*[^\n]*)", re.M
+    r"^[ \t]*(?:Original )?Traceback \(most recent call last\):\n(?:[ \t]+[^\n]*\n|\n)*(?P<why>[A-Za-z_][\w.]*[^\n]*)",
+    re.M,
 )
 
 

@@ -52,6 +52,8 @@ CAMPAIGN_TEXTS = ("campaign", "study", "started_at")
 """Required fields of a campaign's document."""
 OPTIONAL_TEXTS = {"title": "", "launcher": "", "digest": ""}
 """Fields that older documents lack, with their defaults."""
+MAX_DOCUMENT = 1 << 26
+"""A larger file is no document of a campaign, and no header of a run."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ class Store:
     def read_campaign(self, path: Path) -> tuple[dict[str, Any], bool]:
         """The document of a campaign and whether its checksum verified it; DamagedData if it cannot be used."""
         try:
-            document, verified = unseal(read_regular(path).decode("utf-8"))
+            document, verified = unseal(_text(path))
             texts = {**OPTIONAL_TEXTS, **document}
             missing = [name for name in (*CAMPAIGN_TEXTS, *OPTIONAL_TEXTS) if not isinstance(texts.get(name), str)]
             if missing or document["campaign"] != path.stem:
@@ -240,10 +242,18 @@ def _loaded(folder: Path) -> StoredRun:
     return StoredRun(run, tables["steps.parquet"], tables["spans.parquet"], verified)
 
 
+def _text(path: Path) -> str:
+    """The text of a document; ValueError for one that is too large: a file with holes is larger than any memory."""
+    content = read_regular(path, most=MAX_DOCUMENT + 1)
+    if len(content) > MAX_DOCUMENT:
+        raise ValueError(f"larger than {MAX_DOCUMENT} bytes")
+    return content.decode("utf-8")
+
+
 def _refuse_newer(folder: Path) -> None:
     """Say that a run is newer before anything else is said about it: its files may be others."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        document = json.loads(read_regular(folder / "run.json"))
+        document = json.loads(_text(folder / "run.json"))
         version = document.get("schema_version") if isinstance(document, dict) else None
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise NewerData(Damage(folder.name, "run.json", newer(version)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
+import http.client
 import json
 import logging
 import os
@@ -1149,6 +1150,11 @@ def check_silent_callers_keep_nobody_from_the_metrics() -> None:
         one.sendall(b"GET /metr")
     with urllib.request.urlopen(f"http://127.0.0.1:{address[1]}/line.json", timeout=60) as answer:
         assert answer.read() == b"{}", "sixty callers have five seconds each"
+    for host, code in (("localhost", 200), ("127.0.0.1:9", 200), ("attacker.example", 403), ("127.0.0.1.example", 403)):
+        browser = http.client.HTTPConnection(*address, timeout=60)
+        browser.request("GET", "/metrics", headers={"Host": host})
+        assert browser.getresponse().status == code, f"a page in a browser calls this host {host}"
+        browser.close()
     with contextlib.suppress(ConnectionError):
         assert silent[0].recv(1) == b"", "the oldest made room"
     for one in silent:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import queue
+import re
 import socket
 import statistics
 import threading
@@ -144,6 +145,10 @@ def _scalars(settings: Settings, name: str) -> Sink:
     return add
 
 
+LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1)(:\d+)?", re.IGNORECASE)
+"""Hosts of a request: a page in a browser can give another name the address of this host, and read what it answers."""
+
+
 class _Endpoint(ThreadingHTTPServer):
     """Answers each request within seconds; the oldest makes room where many callers say nothing."""
 
@@ -214,7 +219,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         line = self.server.line
-        if self.path == "/metrics":
+        if not LOOPBACK.fullmatch(self.headers.get("Host", "localhost")):
+            self.send_error(403, "this endpoint answers to localhost only")
+        elif self.path == "/metrics":
             self._answer("text/plain; version=0.0.4", prometheus_text(line))
         elif self.path == "/line.json":
             self._answer("application/json", json.dumps(line))

@@ -32,12 +32,12 @@ def main() -> None:
     for events in ranks:
         events.write("phase", phase="measure")
     rows, code = _measure(job)
-    if code or not rows:
-        reason = (
-            f"the command ended with exit code {code}" if code else "no line of its output could be read as a speed"
-        )
+    if code:  # the log says why; a signal as a shell passes it on
+        sys.exit(code if code > 0 else 128 - code)
+    if not rows:
+        reason = "no line of its output could be read as a speed"
         ranks[0].write("error", kind="Script", message=reason, at=time.time())
-        sys.exit(code or 1)
+        sys.exit(1)
     for events in ranks:
         events.write("facts", versions={}, labels=["own script: Paceline does not know what it computes"])
         events.write("pass", name="clean", warmup=0, rows=rows)
