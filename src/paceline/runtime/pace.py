@@ -232,6 +232,7 @@ class Pace:
             self._backward(loss, attempt)
         except Broken as error:
             self._recover(error)
+            self._training.blank_gradients()
 
     def update(self, scaler: torch.amp.GradScaler | None = None) -> bool:
         """Step the optimizers, through a `GradScaler` if the loss was scaled; returns whether a step was committed.

@@ -80,8 +80,7 @@ class Training:
         self._own = (*settings.also, self.noise) if settings.large is not None else settings.also
         self._also = (*self._own, *also)
         self.optimizers = optimizers_of(optimizer)
-        self._identity = {"num_samples": num_samples, "seed": settings.seed}
-        self._sketch = list(sketch)
+        self._identity, self._sketch = {"num_samples": num_samples, "seed": settings.seed}, list(sketch)
         self.position = Position()
         self.mark = f"fresh:{secrets.token_hex(4)}"
         """Identifies this state: ranks with equal marks hold equal parameters, so that nothing has to be sent."""
@@ -235,11 +234,17 @@ class Training:
 
     def discard_gradients(self) -> None:
         """Remove all gradients, of this pass and of earlier passes."""
-        self._partial = []
+        self._partial, self._blank = [], False
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         for parameter in self.parameters:  # also parameters without an optimizer
             parameter.grad = None
+
+    def blank_gradients(self) -> None:
+        """Zeros in place of the gradients of a step that repeats: the loop may still clip them before `update`."""
+        for parameter in self.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        self._blank = True
 
     def set_aside(self) -> None:
         """Store the gradients of one pass, so that the user's loop does not clip, scale or clear them."""
@@ -249,6 +254,8 @@ class Training:
 
     def bring_back(self, weight: float) -> None:
         """Restore the gradients of earlier passes; `weight`: that of this pass, also for what the loop has added."""
+        if self._blank:
+            self.discard_gradients()
         for parameter in self.parameters if weight != 1.0 else ():
             if parameter.grad is not None:
                 parameter.grad.mul_(weight)

@@ -480,6 +480,12 @@ def check_gradients_of_parts_are_kept_and_added() -> None:
     weight.grad = torch.tensor([[8.0, 8.0]])
     made.bring_back(0.25)
     assert weight.grad.tolist() == [[2.0, 2.0]], "what the loop has added counts as the loss of this pass does"
+    made.blank_gradients()
+    nn.utils.clip_grad_value_(made.parameters, 1.0)
+    assert weight.grad.tolist() == [[0.0, 0.0]], "a step that repeats may be clipped"
+    made.bring_back(1.0)
+    assert weight.grad is None
+    weight.grad = torch.ones(1, 2)
     Training(made.model, made.optimizers, Settings(), num_samples=9, global_batch=3)
     assert weight.grad is None, "gradients from before the loop are no part of its first step"
 

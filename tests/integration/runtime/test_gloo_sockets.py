@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from paceline.bench.environments import worker_path
 from paceline.bench.sites.local import free_ports
+from paceline.runtime.group.gloo_sockets import cut_connections
 
 RANK = """
 import gc, json, os, socket, sys, threading, time
@@ -153,3 +155,9 @@ def test_an_abandoned_group_gives_back_threads_and_descriptors(torch_python: Pat
     assert not any(answer for view in found for answer in view["heard"])
     assert all(len(view["heard"]) == 2 for view in found), "where both ranks listen was found on the board"
     assert len({tuple(view["used"]) for view in found[1:]}) == 1, f"flat from view to view: {found}"
+
+
+def test_a_connection_that_its_peer_has_reset_is_no_error() -> None:
+    with socket.socket() as gone:
+        gone.bind(("127.0.0.1", 0))
+        assert cut_connections(frozenset([gone.getsockname()])) == 1

@@ -65,7 +65,8 @@ def cut_connections(endpoints: Endpoints) -> int:
     count = 0
     for each in _sockets(endpoints):
         if not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            each.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):  # the peer may have reset it meanwhile
+                each.shutdown(socket.SHUT_RDWR)
             count += 1
     return count
 

@@ -183,7 +183,7 @@ def _saved(node: Any, name: str) -> float:
     """A scalar that a node was given; 1 if it is none."""
     value = getattr(node, f"_saved_{name}", None)
     if isinstance(value, torch.Tensor):
-        return float(value) if value.numel() == 1 and not value.is_complex() else 1.0
+        return float(value.detach()) if value.numel() == 1 and not value.is_complex() else 1.0
     return float(value) if isinstance(value, int | float) else 1.0
 
 

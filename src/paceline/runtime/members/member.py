@@ -103,17 +103,19 @@ class Member:
         """Continue to train, even if all members had finished."""
         with self._changed:
             resumed = self._core.resume()
+            if resumed and self._is_fresh():  # others left or joined in between
+                self.interrupted.set()
         if resumed:
             self._send(messages.Resume())
 
     def finish(self, report: Report) -> View | None:
-        """Wait until all members have finished: None if they have, or a view if the group changed before."""
+        """Wait until all members have finished: None if they have, or a view if the group changed before that."""
         self._say_ready(report, finished=True)
         with self._changed:
             self._changed.wait_for(lambda: self._is_fresh() or self.machine.ended or self._is_done())
             if self._lost:
                 raise self._lost
-            return self._take() if self._is_fresh() else None
+            return None if self._is_done() else self._take() if self._is_fresh() else None
 
     def working(self, step: int) -> None:
         """Note that the user's code has control."""
@@ -183,6 +185,8 @@ class Member:
     def _take(self) -> View:
         assert self._core.view is not None
         self._taken, self.rank = self._core.seen, self._core.rank
+        if not self._core.interrupted:
+            self.interrupted.clear()
         return self._core.view
 
     def _say_ready(self, report: Report, *, finished: bool) -> None:
@@ -200,11 +204,10 @@ class Member:
 
     def _send_heartbeats(self) -> None:
         while not self.machine.ended:
-            now = time.monotonic()
+            now, (step, since), link = time.monotonic(), self._work, self._link
             # Checked before the tick, which would hide that this thread was suspended.
             self._was_asleep()
             self._core.ticked = now
-            (step, since), link = self._work, self._link
             if link is not None:
                 link.send(messages.Heartbeat(step, now - since if since is not None else 0.0))
                 silent = now - self._core.last_heard
@@ -214,7 +217,6 @@ class Member:
             time.sleep(self._timeouts.heartbeat_interval)
 
     def _was_asleep(self) -> bool:
-        """Whether this process was suspended: then the others have a leader, probably the same one."""
         with self._changed:
             return self._core.asleep(time.monotonic())
 
@@ -247,14 +249,12 @@ class Member:
             link = self._link = MemberLink(channel)
             if self._core.ready is not None:
                 link.send(self._core.ready)
-        if not self.leads:
-            self._leader = None
+        self._leader = self._leader if self.leads else None
         link.hold(peers.open_lifeline(endpoint, self._login))
         return link
 
     def _follow_messages(self, link: MemberLink) -> None:
-        expected = accepted_by(messages.Role.MEMBER, sender=messages.Role.LEADER)
-        silent = False
+        expected, silent = accepted_by(messages.Role.MEMBER, sender=messages.Role.LEADER), False
         try:
             while not self._core.dismissed:
                 self._on_message(link.receive(*expected))

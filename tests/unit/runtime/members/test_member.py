@@ -8,7 +8,8 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -201,6 +202,32 @@ def test_a_loop_that_follows_the_end_goes_on_without_those_that_have_left(crew: 
     assert crew.members[1].interrupted.wait(5), "the leader has left"
     crew.members[1].go_on()
     assert [peer.rank for peer in crew.next_views(1)[0].peers] == [1]
+
+
+def test_one_that_hears_of_the_end_late_does_not_take_the_view_after_it(crew: Crew) -> None:
+    crew.add(0, first=3)
+    crew.add(1)
+    crew.add(2)
+    crew.next_views(0, 1, 2)
+    for member in crew.members.values():
+        member._say_ready(Report(7), finished=True)
+    wait_until(lambda: all(member._is_done() for member in crew.members.values()))
+    crew.vanish(2)
+    wait_until(lambda: all(member._core.seen == 2 for member in crew.members.values()))
+    assert [crew.members[rank].finish(Report(7)) for rank in (0, 1)] == [None, None]
+    for member in crew.members.values():
+        member.go_on()
+        assert member.interrupted.is_set(), "the next loop begins with the view that was formed in between"
+    assert [[peer.rank for peer in view.peers] for view in crew.next_views(0, 1)] == [[0, 1]] * 2
+    assert not any(member.interrupted.is_set() for member in crew.members.values())
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    """Wait for what other threads do."""
+    end = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_one_whose_thread_fails_is_lost_and_says_so_while_the_others_go_on(
