@@ -178,7 +178,8 @@ def test_bytes_counted_in_half_precision_are_those_of_float32_in_a_roofline() ->
     half = PROFILE.model_copy(update={"layers": layers, "precision": "bfloat16"})
     device = catalog.device("a100-40gb")
     ours, whole = (counted_work(one, device, precision="float32") for one in (half, PROFILE))
-    assert ours is not None and whole is not None
+    assert ours is not None
+    assert whole is not None
     assert ours.at(8).total_bytes == whole.at(8).total_bytes
     assert ours.update == whole.update
 
