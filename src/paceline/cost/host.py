@@ -61,7 +61,7 @@ standard deviations of the log of these seconds, and of those that a probe measu
 MOST_WAIT = 10e-3
 """A longer wait was another load on the machine."""
 SUMMED = 16
-"""Convolutions with so many bytes of input and output for each byte of weights split the batch between threads: in
+"""Convolutions with this many bytes of input and output for each byte of weights split the batch between threads: in
 oneDNN's estimate of memory traffic a weight counts as much as eight elements of the output."""
 
 

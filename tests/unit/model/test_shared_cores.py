@@ -148,9 +148,8 @@ def test_a_profile_keeps_its_precision_unless_another_is_asked(paceline: Command
     path = tmp_path / "mixed.profile"
     write_profile(PROFILE.model_copy(update={"device": "a100-40gb", "host": None, "precision": "amp"}), path)
     ask = ("predict", "--profile", str(path), "--cluster", "8x a100", "--devices", "1")
-    kept, asked, other = (
-        paceline.json(*ask, *more)["curves"][0] for more in ((), ("--precision", "amp"), ("--precision", "fp32"))
-    )
+    ways: tuple[tuple[str, ...], ...] = ((), ("--precision", "amp"), ("--precision", "fp32"))
+    kept, asked, other = (paceline.json(*ask, *way)["predictions"][0] for way in ways)
     assert kept == asked != other
     assert kept["step_s"] == pytest.approx(PROFILE.step)
     assert "precision: amp, that of the profile" in paceline(*ask)
@@ -162,10 +161,10 @@ def test_a_profile_moved_to_half_precision_exchanges_half_the_bytes() -> None:
     on = PROFILE.model_copy(update={"device": "a100-40gb", "host": None})
     cluster = catalog.cluster("a100 over 10gbe x 4")
     plain, half = (
-        Question(cluster, "pytorch", 8, profile=on, strategy=Strategy(precision=name))
+        Question(cluster, "pytorch", 8, profile=on, strategy=Strategy.model_validate({"precision": name}))
         for name in ("float32", "bfloat16")
     )
-    sent = [works_of(one)[next(iter(works_of(one)))](8).total_bytes for one in (plain, half)]
+    sent = [work(8).total_bytes for one in (plain, half) for work in works_of(one).values()]
     assert sent == [pytest.approx(12e4), pytest.approx(6e4)]
 
 
