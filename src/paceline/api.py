@@ -130,7 +130,9 @@ def question_about(
     if (network is None) == (profile is None):
         raise InputError("expected one of network and profile", hint="network='resnet50', or profile='my.profile'")
     given = read_profile(Path(profile)) if isinstance(profile, File) else profile
-    samples = batch if batch is not None else given.batch if given else None
+    samples, strategy = batch if batch is not None else given.batch if given else None, strategy or Strategy()
+    if precision is None and strategy.precision is None and given is not None and given.precision != "float32":
+        precision = given.precision  # of float32 a framework makes what it does by default on a device
     where = _cluster(wide_enough(str(cluster), devices) if isinstance(cluster, File) else cluster)
     question = Question(
         cluster=_with_rates(where) if given is None or given.is_outline else where,
@@ -138,7 +140,7 @@ def question_about(
         batch=1 if samples is None else samples,
         network=catalog.network(str(network)) if isinstance(network, File) else network,
         profile=given,
-        strategy=strategy or Strategy() if precision is None else _in_precision(strategy or Strategy(), precision),
+        strategy=strategy if precision is None else _in_precision(strategy, precision),
         input=input,
         threads=threads,
     )

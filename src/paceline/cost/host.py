@@ -58,8 +58,10 @@ THREADS_SPREAD = 0.15
 USUAL_WAIT, USUAL_WAIT_SPREAD, PROBED_WAIT_SPREAD = 3e-3, 0.6, 0.3
 """Seconds of a core that a meeting of threads wastes where no probe measured them: about a turn of Linux's scheduler;
 standard deviations of the log of these seconds, and of those that a probe measured on another network."""
+MOST_WAIT = 10e-3
+"""A longer wait was another load on the machine."""
 SUMMED = 16
-"""Convolutions with so many bytes of input and output for each byte of weights split the batch between threads: in
+"""Convolutions with this many bytes of input and output for each byte of weights split the batch between threads: in
 oneDNN's estimate of memory traffic a weight counts as much as eight elements of the output."""
 
 
@@ -140,7 +142,7 @@ def meeting_seconds(
     if not alike:
         return USUAL_WAIT * ranks / cores, USUAL_WAIT_SPREAD
     near = min(alike, key=lambda one: (abs(one.ranks - ranks), abs(one.threads - threads)))
-    return (near.wait or 0.0) * ranks / cores, PROBED_WAIT_SPREAD
+    return min(near.wait or 0.0, MOST_WAIT) * ranks / cores, PROBED_WAIT_SPREAD
 
 
 def turns(ranks: int, cores: int | None) -> float:

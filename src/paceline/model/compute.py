@@ -248,15 +248,19 @@ def _convolutions(network: Network) -> tuple[tuple[float, float], ...]:
 
 
 def counted_work(profile: Profile, device: Device, *, precision: str = "float32") -> DeviceWork | None:
-    """The roofline of a profiled network from the multiply-adds and bytes of its layers; none if they are not known."""
+    """The roofline of a profiled network from the multiply-adds and bytes of its layers; none if they are not known.
+
+    Bytes that were counted in half precision are doubled: rooflines take those of float32.
+    """
+    whole = 2.0 if profile.precision in ("float16", "bfloat16") else 1.0
     counted = [
-        (layer.name, layer.kind, layer.macs, layer.moved, layer.gradients)
+        (layer.name, layer.kind, layer.macs, whole * layer.moved, tuple(whole * size for size in layer.gradients))
         for layer in profile.layers
         if layer.kind is not None and layer.macs is not None and layer.moved is not None
     ]
     if len(counted) < len(profile.layers) or not any(macs for _, _, macs, _, _ in counted):
         return None
-    parameters = sum(sum(layer.gradients) for layer in profile.layers) / 4
+    parameters = sum(sum(sizes) for *_, sizes in counted) / 4
     names = [layer.name for layer in profile.layers]
     meaning = numerics_on(device, precision).meaning
     return DeviceWork(
@@ -318,6 +322,7 @@ def moved_by_rooflines(work: StepWork, *, measured: StepWork, wanted: StepWork) 
         jitter=wanted.jitter,
         jitter_spread=wanted.jitter_spread,
         spread=float(np.hypot(work.spread, MOVED_SPREAD)),
+        gradients=work.gradients * (wanted.total_bytes / measured.total_bytes),
         basis=f"{work.basis}, moved by the ratio of rooflines",
         threads=None,
         parallel=None,

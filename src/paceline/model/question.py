@@ -161,10 +161,11 @@ def _memory_of(question: Question, device: Device, ranks: int | None = None) -> 
 def precision_of(question: Question) -> str:
     """One line on the precision of the question, with the reason."""
     asked = question.strategy.precision
-    if question.profile is not None and asked is None:
-        return "that of the profile"
+    devices, profile = list(_devices(question).values()), question.profile
     default = catalog.policy(question.framework).precision
-    devices = list(_devices(question).values())
+    measured = profile is not None and not profile.is_outline and asked in (None, profile.precision)
+    if profile is not None and measured and all(_is_profiled(profile, device) for device in devices):
+        return f"{asked}, that of the profile" if asked else "that of the profile"
     return precision_line(asked, default, framework=catalog.framework(question.framework), devices=devices)
 
 
@@ -260,10 +261,15 @@ def _stated(work: DeviceWork, emulation: Emulation, batch: int) -> DeviceWork:
     return replace(work, times=times, jitter=emulation.jitter, basis=f"{work.basis}, in times that emulations state")
 
 
+def _is_profiled(profile: Profile, device: Device) -> bool:
+    """Whether a device is of the kind that was profiled."""
+    return profile.device is None or device.name in (profile.device, device_by_alias(profile.device))
+
+
 def _moved(work: DeviceWork, profile: Profile, device: Device, question: Question) -> WorkAt:
     """A profile of another device: by the ratio of rooflines, or the new device's roofline alone, with its jitter."""
     default, precision = (catalog.resolve(question.framework, way).precision for way in (Strategy(), question.strategy))
-    same = profile.device is None or device.name in (profile.device, device_by_alias(profile.device))
+    same = _is_profiled(profile, device)
     profiled = profile.precision or default
     if same and numerics_on(device, precision) == numerics_on(device, profiled):
         slow = 1 / device.quota

@@ -141,10 +141,12 @@ class WorkCounter:
         if not self._stack:
             return  # called, but not by the pass that is counted
         begin, inner = self._stack.pop()
+        if self._mode.macs - begin == inner:
+            self._mode.macs += _recurrent(module, inputs)
         macs = self._mode.macs - begin
         if self._stack:
             self._stack[-1][1] += macs
-        own = macs - inner or _recurrent(module, inputs)
+        own = macs - inner
         empty = {"kind": _kind(module, own), "macs": 0.0, "moved": 0.0, "output": 0.0, "steps": 0}
         layer = self.layers.setdefault(name, empty)
         layer["steps"] += _steps(module, inputs)

@@ -167,6 +167,9 @@ lstm, attention = paceline.outline(Recurrent(), torch.ones(4, 30, 8), quiet=True
 assert lstm["steps"] == 60 and lstm["macs"] == 30 * 2 * 2 * 8 * 32, "positions wait for each other on each level"
 assert sorted(attention["gradients"]) == [32, 96, 256, 768], "the output projection is never called by itself"
 assert "steps" not in attention
+alone = nn.Sequential(nn.LSTM(8, 8, 2, batch_first=True))
+(only,) = paceline.outline(alone, torch.ones(4, 30, 8), quiet=True)["layers"]
+assert only["macs"] == 30 * 2 * 2 * 8 * 32, "a model of nothing but a recurrent layer"
 for wrong in (torch.zeros(4, 8), None):
     try:
         paceline.outline(small, wrong)

@@ -103,6 +103,7 @@ def test_a_meeting_wastes_a_turn_of_one_core_where_threads_outnumber_cores() -> 
     probes = (SharingProbe(2, 2, 1, 1.0), SharingProbe(2, 2, 2, 1.0, wait=4e-3), SharingProbe(2, 4, 2, 1.0, wait=5e-3))
     assert meeting_seconds(2, 2, 2, probes=probes) == (pytest.approx(4e-3), 0.3)
     assert meeting_seconds(4, 2, 2, probes=probes)[0] == pytest.approx(10e-3)
+    assert meeting_seconds(2, 2, 2, probes=(SharingProbe(2, 2, 2, 1.0, wait=0.03),))[0] == pytest.approx(10e-3)
     assert meeting_seconds(4, 2, 4, probes=probes) == (pytest.approx(3e-3), 0.6), "a probe of another host"
 
 

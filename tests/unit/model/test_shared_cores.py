@@ -12,11 +12,12 @@ from paceline.cost.host import SharingProbe, together
 from paceline.errors import Unsupported
 from paceline.measurements.profile import Profile, ProfiledHost, ProfiledLayer, write_profile
 from paceline.model.calibration import AS_STATED, Calibration
-from paceline.model.compute import work_of_profile
+from paceline.model.compute import counted_work, work_of_profile
 from paceline.model.prediction import Prediction
-from paceline.model.question import Question
+from paceline.model.question import Question, works_of
 from paceline.model.scaling import predict_curve
 from paceline.model.simulate.scenario import Disturbance, simulate_question
+from paceline.spec.strategy import Strategy
 from tests.conftest import Command
 
 HOST = ProfiledHost(cores=2, threads=2, peak=100e9, bandwidth=20e9, thread_gain=1.8)
@@ -141,6 +142,45 @@ def test_a_profile_of_a_catalog_network_and_the_catalog_agree_on_a_gpu() -> None
     ours = predict_curve(Question(cluster, "pytorch", 16, profile=profile), (4,)).predictions[0]
     catalogs = predict_curve(Question(cluster, "pytorch", 16, network=network), (4,)).predictions[0]
     assert ours.step_s.value == pytest.approx(catalogs.step_s.value)
+
+
+def test_a_profile_keeps_its_precision_unless_another_is_asked(paceline: Command, tmp_path: Path) -> None:
+    path = tmp_path / "mixed.profile"
+    write_profile(PROFILE.model_copy(update={"device": "a100-40gb", "host": None, "precision": "amp"}), path)
+    ask = ("predict", "--profile", str(path), "--cluster", "8x a100", "--devices", "1")
+    ways: tuple[tuple[str, ...], ...] = ((), ("--precision", "amp"), ("--precision", "fp32"))
+    kept, asked, other = (paceline.json(*ask, *way)["predictions"][0] for way in ways)
+    assert kept == asked != other
+    assert kept["step_s"] == pytest.approx(PROFILE.step)
+    assert "precision: amp, that of the profile" in paceline(*ask)
+    elsewhere = paceline("predict", "--profile", str(path), "--cluster", "8x h100", "--devices", "1")
+    assert "precision: amp: float16" in elsewhere
+
+
+def test_a_profile_moved_to_half_precision_exchanges_half_the_bytes() -> None:
+    on = PROFILE.model_copy(update={"device": "a100-40gb", "host": None})
+    cluster = catalog.cluster("a100 over 10gbe x 4")
+    plain, half = (
+        Question(cluster, "pytorch", 8, profile=on, strategy=Strategy.model_validate({"precision": name}))
+        for name in ("float32", "bfloat16")
+    )
+    sent = [work(8).total_bytes for one in (plain, half) for work in works_of(one).values()]
+    assert sent == [pytest.approx(12e4), pytest.approx(6e4)]
+
+
+def test_bytes_counted_in_half_precision_are_those_of_float32_in_a_roofline() -> None:
+    layers = tuple(
+        layer.model_copy(update={"moved": layer.moved / 2, "gradients": tuple(size / 2 for size in layer.gradients)})
+        for layer in LAYERS
+        if layer.moved
+    )
+    half = PROFILE.model_copy(update={"layers": layers, "precision": "bfloat16"})
+    device = catalog.device("a100-40gb")
+    ours, whole = (counted_work(one, device, precision="float32") for one in (half, PROFILE))
+    assert ours is not None
+    assert whole is not None
+    assert ours.at(8).total_bytes == whole.at(8).total_bytes
+    assert ours.update == whole.update
 
 
 def test_a_profile_without_counts_does_not_move() -> None:

@@ -28,7 +28,7 @@ ELEMENT = 4
 EXCHANGED = 4 * 2**20
 """Bytes of the all-reduce that is timed during compute."""
 SHARED_S, SHARED_TURNS = 0.2, 5
-"""Seconds and repetitions of the step that is timed alone and in lock step with the other ranks."""
+"""Seconds and repetitions of the step that is timed alone and concurrently with the other ranks."""
 SUMMED, PRODUCTS = 2, 2
 """Convolutions of that step whose weight gradients the threads sum, and matrix products after each."""
 COPIED = 32 * 2**20
@@ -94,76 +94,61 @@ def _overlap(seconds: float) -> dict[str, float]:
 
 
 def _sharing(ranks: int, everything: set[int]) -> list[dict[str, float]]:
-    """What ranks cost each other beyond the sharing of cores: a small training step alone, and in lock step on all.
+    """What ranks cost each other beyond the sharing of cores, on one pinned thread, and on a thread per core.
 
-    Measured on one pinned thread, and on a thread per core. Turns alone and together alternate, because of drift.
+    Turns alone and together alternate, because of drift.
     """
-    step, cores, pinned = _small_step(), len(everything), os.sched_getaffinity(0)
-    counts = sorted({1, cores})
-    alone: dict[int, list[float]] = {threads: [] for threads in counts}
-    both: dict[int, list[float]] = {threads: [] for threads in counts}
+    cores, pinned, plain, mixed = len(everything), os.sched_getaffinity(0), _small_step(0), _small_step(PRODUCTS)
+    excesses, waits = [], []
     for _ in range(SHARED_TURNS):
-        for threads in counts:
-            os.sched_setaffinity(0, pinned if threads == 1 else everything)
-            torch.set_num_threads(threads)
-            dist.barrier()
-            single, together = _alone_and_together(step)
-            alone[threads].append(single)
-            both[threads].append(together)
-    os.sched_setaffinity(0, pinned)
-    torch.set_num_threads(1)
+        single, shared = _alone_and_together(plain, ranks)
+        excesses.append(shared / single / max(1.0, ranks / cores))
+        if cores > 1:
+            single, _ = _alone_and_together(mixed, 0)
+            os.sched_setaffinity(0, everything)
+            torch.set_num_threads(cores)
+            several, shared = _alone_and_together(mixed, ranks)
+            os.sched_setaffinity(0, pinned)
+            torch.set_num_threads(1)
+            explained = several * _turns(single / several, ranks, cores) * excesses[-1]
+            waits.append((shared - explained) * cores / (ranks * SUMMED))
     dist.barrier()
     if dist.get_rank() != 0:
         return []
-    found = [_excess(cores, ranks, alone[1], both[1])]
-    return found + [_wait(found[0], threads, alone, both) for threads in counts if threads > 1]
-
-
-def _alone_and_together(step: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of a step of the first rank alone, and of all ranks that meet after every step, without the meeting."""
-    single = torch.tensor([_seconds(step, SHARED_S) if dist.get_rank() == 0 else 0.0])
-    dist.broadcast(single, 0)
-    one = torch.ones(1)
-    meeting, count = _exchange_for(one, SHARED_S / 4), max(5, int(SHARED_S / float(single)))
-    dist.barrier()
-    begin = time.perf_counter()
-    for _ in range(count):
-        step()
-        dist.all_reduce(one)
-    return float(single), max(float(single) / 2, (time.perf_counter() - begin) / count - meeting)
-
-
-def _excess(cores: int, ranks: int, alone: list[float], both: list[float]) -> dict[str, float]:
-    """The median excess of ranks of one thread over repetitions, and the standard error of its logarithm."""
-    turns = max(1.0, ranks / cores)
-    excesses = [shared / single / turns for single, shared in zip(alone, both)]
     spread = statistics.stdev(map(math.log, excesses)) / len(excesses) ** 0.5
-    return {"cores": cores, "ranks": ranks, "threads": 1, "excess": statistics.median(excesses), "spread": spread}
+    found = {"cores": cores, "ranks": ranks, "excess": statistics.median(excesses), "spread": spread}
+    several_threads = {**found, "threads": cores, "wait": max(0.0, statistics.median(waits or [0.0]))}
+    return [{**found, "threads": 1}, *([several_threads] if waits else [])]
 
 
-def _wait(
-    one: dict[str, float], threads: int, alone: dict[int, list[float]], both: dict[int, list[float]]
-) -> dict[str, float]:
-    """The excess of one thread, and seconds of a core for each meeting of threads: what it leaves of a step."""
-    cores, ranks, waits = one["cores"], one["ranks"], []
-    for single, several, shared in zip(alone[1], alone[threads], both[threads]):
-        gain = single / several
-        turns = max(min(1.0, gain), ranks * gain / cores) if ranks * threads > cores else 1.0
-        waits.append((shared - several * turns * one["excess"]) * cores / (ranks * SUMMED))
-    return {**one, "threads": threads, "wait": max(0.0, statistics.median(waits))}
+def _turns(gain: float, ranks: int, cores: int) -> float:
+    """How many times as long ranks of a thread per core compute as one alone, by the cores that each keeps busy."""
+    return max(min(1.0, gain), ranks * gain / cores) if ranks > 1 else 1.0
 
 
-def _seconds(step: Callable[[], object], seconds: float) -> float:
-    """Seconds of a step, from all steps of this time."""
+def _alone_and_together(step: Callable[[], object], ranks: int) -> tuple[float, float]:
+    """Seconds of a step of the first rank alone, and of this many ranks at once; 0 where none are asked."""
+    dist.barrier()
+    rates = torch.tensor([_rate(step, SHARED_S) if dist.get_rank() == 0 else 0.0])
+    dist.broadcast(rates, 0)
+    if not ranks:
+        return 1 / float(rates), 0.0
+    shared = torch.tensor([_rate(step, SHARED_S * ranks)])
+    dist.all_reduce(shared)
+    return 1 / float(rates), ranks / float(shared)
+
+
+def _rate(step: Callable[[], object], seconds: float) -> float:
+    """Steps per second over that time: the scheduler serves ranks unevenly, so that none has a typical step."""
     step()
     count, begin = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - begin) < seconds:
         step()
         count += 1
-    return elapsed / count
+    return count / elapsed
 
 
-def _small_step() -> Callable[[], object]:
+def _small_step(products: int) -> Callable[[], object]:
     """Convolutions whose weight gradients the threads sum, each followed by matrix products: milliseconds between two
     meetings of the threads, as in networks."""
     layers = [torch.nn.Conv2d(16, 32, 3, padding=1), torch.nn.Conv2d(32, 16, 3, padding=1)]
@@ -172,8 +157,8 @@ def _small_step() -> Callable[[], object]:
 
     def step() -> None:
         for layer, batch in zip(layers, batches):
-            layer(batch).sum().backward()
-            for _ in range(PRODUCTS):
+            torch.relu(layer(batch)).sum().backward()
+            for _ in range(products):
                 torch.mm(left, right)
 
     return step
