@@ -1,4 +1,4 @@
-"""Measured iterations of one's own machine from a CSV file, and predictions that rest on them alone."""
+"""Measured iterations of the user's machine from a CSV file, and predictions that rest on them alone."""
 
 from __future__ import annotations
 
