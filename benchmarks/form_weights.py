@@ -16,7 +16,7 @@ import numpy as np
 from lib.result import Figure, parser_of, publish
 from numpy.typing import NDArray
 
-from paceline.model.measured.forms import BATCH, SITUATIONS, WEIGHTS
+from paceline.model.measured.forms import BATCH, FIRST_CROSSING, SITUATIONS, UNSTATED, WEIGHTS
 from paceline.model.validation.campaigns import published_series
 from paceline.model.validation.origins import Task, judge_origins
 
@@ -35,7 +35,8 @@ CANDIDATES = {
 
 def error(task: Task, weights: Floats) -> float:
     """Relative error with these weights; evidence for overlap and misses of the last point count as shipped."""
-    shipped = WEIGHTS[task.forecast.doubt.situation]
+    doubt = task.forecast.doubt
+    shipped = UNSTATED if doubt.situation == FIRST_CROSSING and not doubt.stated else WEIGHTS[doubt.situation]
     used = shipped > 0
     factor = np.full(len(shipped), np.max(task.forecast.weights[used] / shipped[used]))
     factor[used] = task.forecast.weights[used] / shipped[used]

@@ -41,7 +41,7 @@ MARKED = {
     r"\bmy[-.]|\bmine\b|\bstudy\.toml|\btrain\.py|my_|STUDY|--plan plan\.toml": "a file of the user",
     r"--on (ssh|mpi|slurm|kubernetes|ray)": "other hosts",
     r"--on virtual|^cluster": "root: tests/integration/cluster",
-    r"points\.csv|questions": "files of its page: tests/unit/model/test_how_to.py",
+    r"(points|iterations)\.csv|questions": "files of its page: tests/unit/model/test_how_to.py",
     r"^(run|show|explain|report|export|query|compare|calibrate|demo|store)\b": "stored runs: the demo below",
     r"^clean\b": "caches of the user: tests/unit/test_store_removal.py",
     r"^frameworks (install|verify|remove)|frameworks\.toml": "downloads: make test-frameworks",

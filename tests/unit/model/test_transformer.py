@@ -266,6 +266,7 @@ def test_one_host_alone_does_not_tell_what_several_cost(tmp_path):
     [
         ("tensor\n1\n", "column missing: seconds"),
         ("seconds,gpus\n1,8\n", "'gpus'"),
+        ("seconds,micro-batch,micro_batch\n1,8,8\n", "two columns"),
         ("seconds,tensor\n1,1.5\n", "a whole number"),
         ("seconds,tensor\n-1,1\n", "a number above 0"),
         ("seconds,tensor\n1,3\n", "heads do not split"),

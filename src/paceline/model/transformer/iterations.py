@@ -1,10 +1,11 @@
-"""Measured iterations of one's own machine from a CSV file, and predictions that rest on them alone."""
+"""Measured iterations of the user's machine from a CSV file, and predictions that rest on them alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -42,6 +43,8 @@ def read_iterations(path: Path, shape: TransformerShape, parallel: Parallel) -> 
     for name in plain:
         if name not in ("seconds", *SHAPE, *PARALLEL):
             raise UnknownName("column of measured iterations", name, ("seconds", *SHAPE, *PARALLEL))
+        if plain.count(name) > 1:
+            raise InputError(f"{path}: two columns are called {name}", hint="leave one of them out")
     problems: list[Problem] = []
     rows = [Cells(str(path), line, dict(zip(plain, row.values(), strict=True)), problems) for line, row in lines]
     found = [_iteration(cells, vars(shape), vars(parallel)) for cells in rows]
@@ -49,7 +52,7 @@ def read_iterations(path: Path, shape: TransformerShape, parallel: Parallel) -> 
     return [one for one in found if one is not None]
 
 
-def _iteration(cells: Cells, shape: Mapping[str, int], parallel: Mapping[str, int]) -> Iteration | None:
+def _iteration(cells: Cells, shape: Mapping[str, int], parallel: Mapping[str, Any]) -> Iteration | None:
     before = len(cells.problems)
     seconds = cells.number("seconds", needed=True)
     sizes = {name: cells.number(name, needed=True) for name in (*SHAPE, *PARALLEL) if name in cells.row}
@@ -58,7 +61,7 @@ def _iteration(cells: Cells, shape: Mapping[str, int], parallel: Mapping[str, in
             cells.refuse(name, f"{size:g}", "a whole number")
     if seconds is None or len(cells.problems) > before:
         return None
-    whole = {name: round(size) for name, size in sizes.items() if size is not None}
+    whole: dict[str, Any] = {name: round(size) for name, size in sizes.items() if size is not None}
     ran = Parallel(**{**parallel, **{name: size for name, size in whole.items() if name in PARALLEL}})
     model = TransformerShape(**{**shape, **{name: size for name, size in whole.items() if name in SHAPE}})
     try:

@@ -130,7 +130,7 @@ def _two_columns(series: Series) -> Series:
     """The series as a file with devices and throughput alone has it."""
     nothing = np.full(series.num_points, np.nan)
     return replace(
-        series, held=1.0, label="", network="", how="", device="", link="", precision="", batches=nothing,
+        series, held=1.0, network="", how="", device="", link="", precision="", batches=nothing,
         spread=np.zeros(series.num_points),
     )  # fmt: skip
 
