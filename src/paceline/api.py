@@ -389,8 +389,7 @@ def capture(
                 loss_fn(model(inputs), targets).backward()
                 optimizer.step()
 
-    The block needs a few steps; 20 give a good profile. At the end of the block, `capture` writes `path`, and prints a
-    summary and the next command unless `quiet` is set.
+    The block needs a few steps; 20 give a good profile. At its end it writes `path`, and a summary unless `quiet`.
     """
     try:
         from paceline.runtime.capture import Capture

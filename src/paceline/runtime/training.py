@@ -267,14 +267,12 @@ class Training:
 
     def check_trained(self) -> None:
         """Refuse parameters that were changed or added after the rank joined, because other ranks lack the change."""
-        optimized = num_optimized(self.optimizers)
-        if optimized != self._optimized:
+        if (optimized := num_optimized(self.optimizers)) != self._optimized:
             raise InputError(
                 f"the optimizers have {optimized} parameters, at join() they had {self._optimized}",
                 hint="add parameters and parameter groups before join(); or leave the loop and join() again",
             )
-        kinds = [kind_of(parameter) for parameter in self._all.values()]
-        if kinds == self._kinds:
+        if (kinds := [kind_of(parameter) for parameter in self._all.values()]) == self._kinds:
             return
         names = [name for name, now, at_join in zip(self._all, kinds, self._kinds, strict=True) if now != at_join]
         raise InputError(
@@ -359,8 +357,7 @@ class Training:
 
     def _begin_saving(self, rank: int) -> None:
         """Copy the state, and write the copy in a separate thread while training continues."""
-        path = self._checkpoint
-        if path is None or not (rank == 0 or self.writes):
+        if (path := self._checkpoint) is None or not (rank == 0 or self.writes):
             return
         self.finish_saving()
         began, step = time.perf_counter(), self.position.step
