@@ -171,3 +171,9 @@ def test_a_table_may_be_read_by_its_tied_layer_alone():
     assert Network(name="n", input=TEXT, layers=(table, words, tied)).parameters == 2 * 1200
     with pytest.raises(ValidationError, match="'t': nothing that leads"):
         Network(name="n", input=TEXT, layers=(table, words, Linear(name="l", features=100)))
+
+
+def test_a_window_that_is_rounded_up_begins_inside_the_image():
+    pool = MaxPool(name="a", kernel=(1, 1), stride=(2, 2), ceil=True)
+    for side, windows in ((2, 1), (3, 2), (4, 2), (5, 3)):
+        assert cost_of(pool, given=ImageInput(channels=3, height=side, width=side)).shape == (3, windows, windows)

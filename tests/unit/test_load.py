@@ -198,3 +198,17 @@ def test_a_label_is_the_name_of_a_folder(name):
     with pytest.raises(SpecError, match="name"):
         parse_spec(text, Study, "s.toml")
     assert parse_spec(text.replace(f'"{name}"', '"' + "x" * 100 + '"', 1), Study, "s.toml").name == "x" * 100
+
+
+def test_problems_come_in_the_order_of_the_file():
+    text = 'batch = [0]\nframeworks = 3\nnetworks = []\nname = "/"\n'
+    with pytest.raises(SpecError) as error:
+        parse_spec(text, Study, "s.toml")
+    assert [problem.line for problem in error.value.problems] == [1, 2, 3, 4]
+
+
+def test_an_unknown_field_is_answered_with_the_nearest_one():
+    text = 'name = "s"\nnetworks = ["lenet"]\nframeworks = ["pytorch"]\nbatch = [8]\nscalling = "weak"\n'
+    with pytest.raises(SpecError) as error:
+        parse_spec(text, Study, "s.toml")
+    assert [(problem.line, problem.hint) for problem in error.value.problems] == [(5, "did you mean 'scaling'?")]

@@ -122,3 +122,8 @@ def test_what_is_measured_unless_a_study_says_otherwise():
     assert (asked.launches, asked.max_launches, asked.warmup, asked.steps, asked.phase_steps) == (5, 20, 10, 100, 20)
     assert (asked.launch_budget, asked.timeout, asked.width, asked.confidence) == (20.0, 600.0, 0.02, 0.95)
     assert (asked.phases, asked.budget, asked.threads, asked.seed) == (True, None, None, 0)
+
+
+def test_precisions_have_the_names_that_people_use():
+    names = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "FP32": "float32", "mixed-precision": "amp"}
+    assert {Strategy(precision=given).precision == meant for given, meant in names.items()} == {True}
