@@ -43,7 +43,7 @@ class EnvironmentBuild:
     def pip(self, *args: str) -> None:
         """Install with the environment's own pip, at the locked versions.
 
-        Python compiles a module at its first import; pip would compile all, ten times as many as are imported.
+        Python compiles a module at its first import; pip would compile all, of which a rank imports a fifth.
         """
         command = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-compile"]
         self.run([*command, *(["-c", str(self.lock)] if self.lock else []), *args])

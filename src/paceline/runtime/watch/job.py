@@ -133,7 +133,7 @@ def observe(name: str, records: Sequence[Record], *, launcher: str = "watch", la
         update={"threads": first.get("threads"), "versions": first.get("versions", {})}
     )
     return Observed(
-        name=name, ranks=ranks, launcher=launcher, network=str(first.get("model", "model")), batch=first["batch"] or 1,
+        name=name, ranks=ranks, launcher=launcher, network=str(first.get("model", "model")), batch=_batch(records),
         framework=first.get("framework", "pytorch/ddp"), cluster=_cluster(records),
         steps=[step for record in records for step in steps_of(record, record["wall"] - origin)],
         spans=[Span(rank=record["rank"], **span) for record in records for span in record["spans"]],
@@ -170,6 +170,11 @@ def _labels(first: Mapping[str, Any]) -> tuple[str, ...]:
         f"the recording ended early: {first.get('error')}": first.get("error"),
     }
     return tuple(word for word, holds in words.items() if holds)
+
+
+def _batch(records: Sequence[Record]) -> int:
+    """Samples of a rank in a step, the mean of all: Paceline's runtime gives ranks unequal shares."""
+    return round(sum(record["batch"] for record in records) / len(records)) or 1
 
 
 def _cluster(records: Sequence[Record]) -> Cluster | None:

@@ -258,3 +258,7 @@ def test_a_process_of_paceline_train_knows_its_place(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert place_of_process() == (0, 2)
+
+
+def test_samples_of_ranks_with_unequal_shares_are_counted_as_they_are() -> None:
+    assert observe("x", [record(0, batch=5), record(1, batch=27)]).batch == 16
