@@ -11,7 +11,7 @@ The jobs train a transformer of 24 layers with AdamW. What happens at a random m
     hang         SIGSTOP until the others go on, then SIGCONT
     slow         its device becomes five times slower for a while
     late         a fourth rank that was never there joins, and is killed later
-    stranger     connections without the secret: wrong proof, noise, an endless frame, silence
+    outsider     connections without the secret: wrong proof, noise, an endless frame, silence
     delay        0.1 s there and back on all links for a while (virtual cluster, root)
     cut          its link drops everything, or resets all connections as a firewall does, until the others go on, then
                  works again (virtual cluster, root)
@@ -19,11 +19,11 @@ The jobs train a transformer of 24 layers with AdamW. What happens at a random m
     group        two groups that wait for each other at every exchange: SIGKILL or SIGSTOP of one, which comes back
     payload      its link lets small packets through, with which connections open or even log in, and drops the others
                  until the rest goes on, then works again (virtual cluster, root)
-    imposter     SIGKILL, and a stranger on its port: noise, silence, or what a survivor says, relayed to a survivor
+    imposter     SIGKILL, and an outsider on its port: noise, silence, or what a survivor says, relayed to a survivor
     disk         no space is left for checkpoints, half of the times with a SIGKILL meanwhile; then there is space again
     between      as `syncer`, but at any moment between two messages of the shard, also while a group starts
     stuck        user code that does not return until the rank was named with its step and seconds
-    crowd        SIGKILL while a thousand strangers call the others, who form a group anew
+    crowd        SIGKILL while a thousand unauthenticated peers call the others, who form a group anew
     pause        SIGSTOP for half of the deadline at most, or for up to three of them, then SIGCONT
 
 Detection is from the fault to the first moment at which a survivor knows of it; a process that hangs or is cut off is

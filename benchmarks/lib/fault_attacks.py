@@ -1,4 +1,4 @@
-"""Faults that an attack on the product has found: payload that does not pass, strangers, full disks, hangs, pauses."""
+"""Faults that an attack on the product has found: payload that does not pass, outsiders, full disks, hangs, pauses."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def payload(job: Job, generator: random.Random) -> Cost:
 
 
 def imposter(job: Job, generator: random.Random) -> Cost:
-    """A stranger listens where a dead rank did, and answers with noise, silence, or what a survivor says to it."""
+    """An outsider listens where a dead rank did, and answers with noise, silence, or what a survivor says to it."""
     (victim,) = chosen(job, generator, 1)
     endpoints = job.endpoints()
     own = endpoints.pop(job.names.index(victim))
@@ -115,7 +115,7 @@ def stuck(job: Job, generator: random.Random) -> Cost:
 
 
 def crowd(job: Job, generator: random.Random) -> Cost:
-    """A thousand strangers at all listeners while the group loses a rank, and while the rank comes back."""
+    """A thousand unauthenticated peers at all listeners while the group loses a rank, and while the rank comes back."""
     (victim,) = chosen(job, generator, 1)
     places = job.endpoints()
     del places[job.names.index(victim)]
@@ -131,7 +131,7 @@ def crowd(job: Job, generator: random.Random) -> Cost:
         cost = after_kill(job, generator, [victim], at)
         pushing.join()
     if len(callers) < 0.9 * STRANGERS:
-        raise Failed(f"only {len(callers)} strangers came through to the listeners")
+        raise Failed(f"only {len(callers)} unauthenticated peers came through to the listeners")
     return cost
 
 

@@ -112,7 +112,7 @@ def late(job: Job, generator: random.Random) -> Cost:
     return Cost(detect, go_on, back, ("3",))
 
 
-def stranger(job: Job, generator: random.Random) -> Cost:
+def outsider(job: Job, generator: random.Random) -> Cost:
     """Callers without the secret are turned away and the steps go on."""
     host, _, port = job.meet.rpartition(":")
     time.sleep(generator.uniform(0.05, 0.3))
@@ -123,9 +123,9 @@ def stranger(job: Job, generator: random.Random) -> Cost:
         for said in (struct.pack(">I", len(wrong)) + wrong, b"\xff" * 4 + noise, struct.pack(">I", 2**31 - 1)):
             knock((host, int(port)), said)
         time.sleep(0.2)
-        undisturbed(job, at, "a stranger")
+        undisturbed(job, at, "an outsider")
     if "refused a connection from" not in job.log("0"):  # of many, the log has a few
-        raise Failed("strangers were turned away without a word in the log")
+        raise Failed("unauthenticated peers were refused, and nothing was logged")
     return Cost(go_on=longest_gap(job, at))
 
 
@@ -203,5 +203,5 @@ def group(job: Job, generator: random.Random) -> Cost:
 
 KINDS: dict[str, Callable[[Any, random.Random], Cost]] = {
     made.__name__: made
-    for made in (kill, aggregation, recovery, last, hang, slow, late, stranger, delay, cut, syncer, group, *ATTACKS)
+    for made in (kill, aggregation, recovery, last, hang, slow, late, outsider, delay, cut, syncer, group, *ATTACKS)
 }

@@ -119,7 +119,7 @@ def test_figures_without_a_stored_result_name_their_commit() -> None:
     pages = [path for path in PAGES if not path.relative_to(ROOT).as_posix().startswith(DATED)]
     found = {path.name: undated(path.read_text(encoding="utf-8")) for path in pages}
     assert {name: sections for name, sections in found.items() if sections} == {}
-    assert undated("# A\n\n`benchmarks/drift.py` 3.5 %\n\n# B\n\n`benchmarks/equal.py` 1.07") == ["# A"]
+    assert undated("# A\n\n`benchmarks/not_stored.py` 3.5 %\n\n# B\n\n`benchmarks/equal.py` 1.07") == ["# A"]
 
 
 def test_the_readme_shows_what_its_commands_print() -> None:

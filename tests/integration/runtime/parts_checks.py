@@ -47,7 +47,7 @@ from paceline.errors import InputError, TrainingLost
 from paceline.runtime import Settings, ShardStreams, capture, checkpoint, join
 from paceline.runtime.auto import pilot
 from paceline.runtime.auto.choose import Links, Measured, one_group
-from paceline.runtime.counting import outline_of
+from paceline.runtime.counting import WorkCounter, model_precision, outline_of
 from paceline.runtime.data import streamfeed
 from paceline.runtime.data.alike import check_takes_all as takes_all
 from paceline.runtime.data.alike import same_samples, sketch_of
@@ -849,16 +849,15 @@ def check_a_capture_by_its_clock() -> None:
 def check_numbers_of_a_capture_by_hand() -> None:
     assert abs(capture._spread([8.0, 1.0, 3.0, 2.0, 5.0, 4.0, 7.0, 60.0]) - (7 - 3) / 1.349 / 4.5) < 1e-12
     assert capture._spread([2.0, 2.0, 9.0]) == (9.0 - 2.0) / 1.349 / 2.0
-    work = SimpleNamespace(layers={"a": {"kind": "linear", "macs": 6.0, "moved": 8.0}}, total=9.0)
-    layers: list[dict[str, Any]] = [{"name": "a"}, {"name": "b"}]
-    capture._add_work(layers, work, 2)  # type: ignore[arg-type]
-    assert layers[0] == {"name": "a", "kind": "linear", "macs": 4.5, "moved": 4.0}
-    assert layers[1] == {"name": "b", "kind": "elementwise", "macs": 0.0, "moved": 0.0}
+    work = WorkCounter(nn.Sequential())
+    work.layers, work.total = {"a": {"kind": "linear", "macs": 6.0, "moved": 8.0}}, 9.0
+    assert work.of_sample("a", 2) == {"kind": "linear", "macs": 4.5, "moved": 4.0}
+    assert work.of_sample("b", 2) == {"kind": "elementwise", "macs": 0.0, "moved": 0.0}
     half = nn.Linear(2, 2).to(torch.bfloat16)
-    assert capture._precision(half, torch.device("cpu")) == "bfloat16"
-    assert capture._precision(nn.Linear(2, 2), torch.device("cuda")) is None
+    assert model_precision(half, torch.device("cpu")) == "bfloat16"
+    assert model_precision(nn.Linear(2, 2), torch.device("cuda")) is None
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert capture._precision(nn.Linear(2, 2), torch.device("cpu")) == "amp"
+        assert model_precision(nn.Linear(2, 2), torch.device("cpu")) == "amp"
     outlined = outline_of(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.ones(4, 2), name=None, batch=None)
     assert [(layer["macs"], layer["moved"], layer["gradients"]) for layer in outlined["layers"]] == [
         (6.0, 4.0 * (2 + 3), [24, 12]), (0.0, 4.0 * 6, []),

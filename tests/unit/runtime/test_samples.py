@@ -91,14 +91,14 @@ def test_the_loss_of_a_pass_counts_as_many_samples_as_it_has() -> None:
     """Seven of eight samples here, in passes of three, two and two: their weighted losses add up to the mean of all."""
     passes = [np.arange(0, 3), np.arange(3, 5), np.arange(5, 7)]
     attempt = Attempt(8, (1, 7), passes, 0.0, done=1)
-    weighed = []
+    weights = []
     for number in range(3):
         attempt.done = number + 1
-        weighed.append(attempt.weighed(10.0 * (number + 1), 1, mean=True))
-    assert [loss for loss, _ in weighed] == pytest.approx([10 * 3 / 7, 20 * 2 / 7, 30 * 2 / 7])
-    assert {weight for _, weight in weighed} == {7 / 8}
-    assert attempt.weighed(10.0, 1, mean=False) == (10.0, 1.0), "sums add up as they are"
-    assert replace(attempt, shares=(8, 0), done=0).weighed(10.0, 1, mean=False) == (10.0, 0.0)
+        weights.append(attempt.weights(1, mean=True))
+    assert [of_loss for of_loss, _ in weights] == pytest.approx([3 / 7, 2 / 7, 2 / 7])
+    assert {of_gradients for _, of_gradients in weights} == {7 / 8}
+    assert attempt.weights(1, mean=False) == (1.0, 1.0), "sums add up as they are"
+    assert replace(attempt, shares=(8, 0), done=0).weights(1, mean=False) == (1.0, 0.0)
 
 
 def test_a_pass_without_a_sample_or_a_counted_item_is_empty() -> None:

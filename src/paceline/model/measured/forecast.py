@@ -286,9 +286,9 @@ def _enclosing(series: Series, count: float, situation: int) -> tuple[float, flo
 def _unexplained(series: Series) -> float:
     """Probability, from 0 to 1, of a saturated resource other than a slow link, if labels do not state the link's cost.
 
-    Derived from the gain of the first crossing.
+    Derived from the gain of the first crossing, which a single point does not show.
     """
-    if np.isfinite(least_network(series)):
+    if np.isfinite(least_network(series)) or len(series.devices) < 2:
         return 0.0
     lost = float(np.diff(series.log_seconds[-2:])[0] / np.diff(np.log(series.devices[-2:]))[0])
     return float(np.clip(lost, 0.0, 1.0)) ** SHARPNESS
