@@ -110,9 +110,11 @@ class _Making:
         try:
             parsed = LAYER.validate_json(json.dumps(layer))
             shape = shapes.output_shape(parsed, [self._known[name] for name in inputs])
-            shapes.parameter_shapes(parsed, self._known[inputs[0]], {})
+            parameters = shapes.parameter_shapes(parsed, self._known[inputs[0]], {})
         except (ValidationError, shapes.ShapeError):
             return
+        if layer["kind"] == "layer_norm" and ("weight", (1,)) in parameters:
+            return  # one number less its mean is zero: of its gradients only rounding remains
         is_read = layer["kind"] == "embedding" or self._input["kind"] != "tokens" or "input" not in inputs
         if layer["name"] not in self._known and is_read:
             self._layers.append({**layer, "inputs": inputs})
