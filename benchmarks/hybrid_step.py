@@ -112,6 +112,7 @@ def worker(steps: int) -> None:
     model = lenet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     count = 2 * PER_RANK * (steps + WARMUP)
+    torch.manual_seed(0)  # the same samples on all ranks
     data = TensorDataset(torch.randn(count, 1, 28, 28), torch.randint(10, (count,)))
     ends = []
     with join(model, optimizer, data, global_batch=2 * PER_RANK) as pace:
